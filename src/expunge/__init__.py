@@ -1,0 +1,1 @@
+"""Make a causal language model forget given training examples."""

@@ -1,0 +1,7 @@
+"""`python -m expunge`."""
+
+import sys
+
+from expunge.cli import main
+
+sys.exit(main())

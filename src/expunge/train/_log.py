@@ -1,0 +1,54 @@
+"""The run log: one JSON object a line, each written whole and at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from expunge.errors import RunError
+
+
+class RunLog:
+    """Appends events to `log.jsonl`.
+
+    Args:
+        path: the file; made on the first event.
+        keep: bytes of an existing file to keep; what follows was written after the checkpoint that is resumed.
+    """
+
+    def __init__(self, path: Path, keep: int = 0) -> None:
+        self.path = path
+        if path.exists() or keep:
+            with path.open("rb+" if path.exists() else "wb+") as file:
+                file.truncate(keep)
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        line = json.dumps({"event": event, **{key: plain(value) for key, value in values.items()}}, ensure_ascii=False)
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise RunError(f"log: cannot write {self.path}: {error.strerror}") from None
+
+
+def plain(value: Any) -> Any:
+    """JSON values only: a number that is not finite becomes None, since JSON has no such numbers."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
