@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.lm._tokenizer import TEMPLATE, tiny, tiny_tokenizer, tokenizer_for
 from transformers.utils import logging as hf_logging
 
-from expunge.errors import UsageError
-from expunge.lm import fingerprint, load_model, pick_device
+from expunge.errors import RunError, UsageError
+from expunge.lm import add_lora, fingerprint, load_model, pick_device
 
 IDS = torch.arange(3, 19).reshape(2, 8)
 
@@ -70,6 +70,13 @@ def test_fingerprint_is_taken_once(tmp_path):
     before = loaded.fingerprint
     loaded.model.model.norm.weight.data.add_(1)
     assert loaded.fingerprint == before != fingerprint(loaded.model)
+
+
+def test_fingerprint_after_adapters_is_refused(tmp_path):
+    loaded = load_model(str(folder(tmp_path / "m")))
+    add_lora(loaded.model)
+    with pytest.raises(RunError, match="before adapters are attached"):
+        _ = loaded.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,19 @@ def test_adapter_only_loads_to_the_same_model(tmp_path, name, dtype):
     assert torch.equal(probe_logits(load_model(str(tmp_path / "adapter")).model, PROBE), merged)
 
 
+def test_adapter_on_a_merged_adapter_names_that_folder(tmp_path):
+    folder = tmp_path / "base"
+    tiny("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    for place in (tmp_path / "first", tmp_path / "second"):
+        model = trained(add_lora(load_model(str(folder)).model))
+        save(model, place, adapter_only=True)
+        folder = place
+    with merged_in_place(model):
+        merged = probe_logits(model, PROBE)
+    assert torch.equal(probe_logits(load_model(str(folder)).model, PROBE), merged)
+
+
 def test_adapter_of_a_nameless_base_says_so(tmp_path):
     report = save(trained(add_lora(tiny("llama"))), tmp_path / "out", adapter_only=True)
     assert "names no base model" in report.warnings[0]

@@ -17,6 +17,12 @@ _COMMANDS = {
     "demo": ("expunge.cli._demo", "see a small language model learn 16 people and forget two"),
 }
 
+_USAGES = {
+    "unlearn": "expunge unlearn MODEL --forget FILE --retain FILE --out DIR [options]",
+    "resume": "expunge resume DIR [options]",
+    "demo": "expunge demo [options]",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -54,6 +60,7 @@ def _run(words: Sequence[str]) -> int:
     text: str = getattr(module, name.upper())
     parser = Parser(
         prog=f"expunge {name}",
+        usage=_USAGES[name],
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

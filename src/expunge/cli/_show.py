@@ -19,6 +19,7 @@ _STAGES = {
     "calibrate": "measuring the holdout",
     "before": "scoring before",
     "reference": "keeping the reference",
+    "teach": "teaching",
     "train": "forgetting",
     "save": "saving and verifying",
     "after": "scoring after",
@@ -74,10 +75,12 @@ class ProgressLine:
                 numbers += f"  about {(now - self._began) * (total - done) / done:.0f} s left"
             if state.phase == "rest":
                 numbers += "  (the last examples)"
+        elif state.stage == "teach" and state.loss is not None:
+            numbers = f"{state.done}/{state.total}  loss {state.loss:.3f}"
         elif state.total:
             numbers = f"{state.done}/{state.total}"
         self._bar.update(self._task, completed=done, total=total, numbers=numbers)
-        if not self._live and (self._spoken == 0.0 or (state.stage == "train" and now - self._spoken > 10)):
+        if not self._live and (self._spoken == 0.0 or (state.stage in ("teach", "train") and now - self._spoken > 10)):
             self._console.print(f"{name} {numbers}".rstrip(), soft_wrap=True)
             self._spoken = now
 
@@ -110,11 +113,12 @@ def verdict(result: UnlearnResult) -> str:
     if result.forgotten:
         return (
             f"Forgotten: {total} of {total} examples, in {result.steps} steps and {result.unlearn_seconds:.0f} s "
-            f"(stopped at step {result.stopped_at}, tolerance {result.tolerance:.3f} from the {result.tolerance_source})."
+            f"(stopped at step {result.stopped_at}, tolerance {result.tolerance:.3f} from the "
+            f"{result.tolerance_source})."
         )
     return (
-        f"Not finished: {len(result.left)} of {total} examples are left above the tolerance {result.tolerance:.3f} after "
-        f"{result.steps} steps and {result.unlearn_seconds:.0f} s; {result.reason}."
+        f"Not finished: {len(result.left)} of {total} examples are left above the tolerance "
+        f"{result.tolerance:.3f} after {result.steps} steps and {result.unlearn_seconds:.0f} s; {result.reason}."
     )
 
 

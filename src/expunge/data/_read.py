@@ -72,10 +72,7 @@ def read_records(
     if is_file:
         records = rows_to_records(_read_file(path, where), columns, where=where)
     elif is_folder:
-        try:
-            records = _read_folder(path, columns, split, where)
-        except OSError as error:
-            raise UsageError(f"{where}: cannot be read ({error.strerror or type(error).__name__})") from None
+        records = _read_folder(path, columns, split, where)
     elif exists:
         raise UsageError(f"{where}: neither a file nor a folder")
     elif isinstance(source, str) and allow_hub and _is_hub_name(source):
@@ -223,6 +220,13 @@ def _guarded(read: Callable[[], list[object]], where: str, problem: str) -> list
 
 
 def _read_folder(path: Path, columns: Mapping[str, str], split: str, where: str) -> list[Record]:
+    try:
+        return _folder_records(path, columns, split, where)
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read ({error.strerror or type(error).__name__})") from None
+
+
+def _folder_records(path: Path, columns: Mapping[str, str], split: str, where: str) -> list[Record]:
     if (path / "dataset_dict.json").is_file():
         if split not in {entry.name for entry in path.iterdir() if entry.is_dir()}:
             found = ", ".join(sorted(one_line(entry.name) for entry in path.iterdir() if entry.is_dir()))

@@ -3,14 +3,15 @@
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._head import Head, Split, split_model
 from expunge.lm._load import LoadedModel, load_model, pick_device
-from expunge.lm._lora import LoraReport, adapter_disabled, add_lora, default_targets, lora_report
+from expunge.lm._lora import LoraReport, adapter_disabled, adapter_dropouts, add_lora, default_targets, lora_report
 from expunge.lm._margin import Margin
 from expunge.lm._precision import MasterWeights
-from expunge.lm._runner import Labelled, RowRunner, Trunk
+from expunge.lm._runner import Labelled, RowRunner
 from expunge.lm._save import MergeStats, SaveReport, merged_in_place, probe_logits, save_model
 from expunge.lm._scan import Reference
 from expunge.lm._smollm2 import SMOLLM2, smollm2_folder
 from expunge.lm._stats import TokenStats, competitor_ids, labelled_positions, token_stats, token_stats_from_logits
+from expunge.lm._trunk import Trunk
 
 __all__ = [
     "SMOLLM2",
@@ -28,6 +29,7 @@ __all__ = [
     "TokenStats",
     "Trunk",
     "adapter_disabled",
+    "adapter_dropouts",
     "add_lora",
     "competitor_ids",
     "default_targets",

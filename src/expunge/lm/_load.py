@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from expunge.errors import UsageError
+from expunge.errors import RunError, UsageError
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._quiet import first_line, quiet
 from expunge.lm._smollm2 import SMOLLM2, read_gguf, smollm2_folder
@@ -44,8 +45,14 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the weights, taken at the first access and kept: read it before training changes them."""
+        """Hash of the weights as loaded, taken at the first access and kept: read it before anything changes them.
+
+        Raises:
+            RunError: adapters were attached before the first access, so the weights are no longer those loaded.
+        """
         if self._fingerprint is None:
+            if any(isinstance(module, BaseTunerLayer) for module in self.model.modules()):
+                raise RunError(f"model '{self.source}': its fingerprint must be read before adapters are attached")
             self._fingerprint = fingerprint(self.model)
         return self._fingerprint
 
@@ -109,7 +116,7 @@ def _load(spec: str, dtype: torch.dtype | None, trust: bool, depth: int) -> tupl
         raise UsageError(f"model '{spec}': more than {_MAX_DEPTH} adapters on top of each other; merge them first")
     if spec == SMOLLM2:
         model, tokenizer, notes = _from_folder(smollm2_folder(), spec, dtype, trust)
-        model.config.name_or_path = SMOLLM2
+        _set_name(model, SMOLLM2)
         return model, tokenizer, notes
     if not spec.strip():
         raise UsageError(f"model '{spec}': no such file or folder; {_ACCEPTED}")
@@ -124,9 +131,14 @@ def _load(spec: str, dtype: torch.dtype | None, trust: bool, depth: int) -> tupl
             model, tokenizer, notes = _from_adapter(path, spec, dtype, trust, depth)
         else:
             model, tokenizer, notes = _from_folder(path, spec, dtype, trust)
-    # An adapter saved later names this as its base, so it is absolute.
-    model.config.name_or_path = name
+    _set_name(model, name)
     return model, tokenizer, notes
+
+
+def _set_name(model: PreTrainedModel, name: str) -> None:
+    """Set what an adapter saved later calls its base; PEFT reads it from the model, transformers from the config."""
+    model.config.name_or_path = name
+    model.name_or_path = name
 
 
 def _from_folder(

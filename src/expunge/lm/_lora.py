@@ -155,17 +155,36 @@ def adapter_disabled(model: PeftModel) -> Iterator[None]:
     """
     if not isinstance(model, PeftModel):
         raise UsageError("adapter_disabled: the model has no adapters")
-    training = [(module, module.training) for module in model.modules()]
-    grads = [(param, param.requires_grad) for param in model.parameters()]
-    model.eval()
+    # NOTE: layer by layer, not `model.disable_adapter()`: that walks the model for a status report each time, which
+    # took over half of a run's time on SmolLM2-135M.
+    modules = list(model.modules())
+    layers = [module for module in modules if isinstance(module, BaseTunerLayer)]
+    training = [module for module in modules if module.training]
+    grads = [(param, param.requires_grad) for layer in layers for param in layer.parameters()]
+    for module in training:
+        module.training = False
+    for layer in layers:
+        layer.enable_adapters(False)
     try:
-        with model.disable_adapter():
-            yield
+        yield
     finally:
-        for module, flag in training:
-            module.training = flag
+        for layer in layers:
+            layer.enable_adapters(True)
+        for module in training:
+            module.training = True
         for param, flag in grads:
             param.requires_grad_(flag)
+
+
+def adapter_dropouts(model: nn.Module) -> list[nn.Module]:
+    """The dropout layers of the adapters, not those of the model itself; empty where adapters have none."""
+    return [
+        module
+        for layer in model.modules()
+        if isinstance(layer, BaseTunerLayer)
+        for module in getattr(layer, "lora_dropout", {}).values()
+        if isinstance(module, nn.Dropout)
+    ]
 
 
 @torch.no_grad()

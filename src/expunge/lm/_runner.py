@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expunge.errors import RunError
 from expunge.lm._head import Head, Split
 from expunge.lm._margin import Margin
 from expunge.lm._scan import Reference
 from expunge.lm._stats import IGNORE_INDEX, TokenStats, competitor_ids, token_stats, token_stats_from_logits
+from expunge.lm._trunk import Trunk, evaluating
 
 # Rows in one forward pass on a CPU: short and long rows apart, so that less of the work is padding.
 _PART = 8
@@ -60,80 +61,6 @@ class _Active:
     index: int
     start: int  # leading labelled tokens that are left out
     row: _Prepared
-
-
-class _Stop(Exception):
-    """Ends a forward pass at the layer whose input was wanted."""
-
-
-class Trunk:
-    """A body cut before its first trained layer: `lower` never changes while training, `upper` does.
-
-    Args:
-        split: the model.
-        first_layer: index of the first layer that is trained; 0 = the whole body is.
-
-    Attributes:
-        first_layer: as given, or 0 where this body cannot be cut: its layers were not found, differ in their attention
-            (sliding and full), or the cut body did not give what the whole one gives.
-    """
-
-    def __init__(self, split: Split, first_layer: int = 0) -> None:
-        self.split = split
-        self.first_layer = 0
-        self._name, self._all = _find_layers(split)
-        if first_layer > 0 and self._all is not None and first_layer < len(self._all) and not _mixed_attention(split):
-            self.first_layer = first_layer
-            self._upper = self._all[first_layer:]
-            if not self._agrees():
-                self.first_layer = 0
-
-    @torch.no_grad()
-    def lower(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Input of the first trained layer, (B, T, d), without gradient."""
-        found: list[Tensor] = []
-
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.append(args[0] if args else kwargs["hidden_states"])
-            raise _Stop
-
-        assert self._all is not None
-        handle = self._all[self.first_layer].register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            self.split.body(input_ids, attention_mask)
-        except _Stop:
-            pass
-        finally:
-            handle.remove()
-        return found[0]
-
-    def upper(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Hidden states after the final norm, (B, T, d), from the input of the first trained layer."""
-        inner = cast(Any, self.split.inner)
-        inner._modules[self._name] = self._upper
-        try:
-            output = inner(inputs_embeds=hidden, attention_mask=attention_mask, use_cache=False)
-        finally:
-            inner._modules[self._name] = self._all
-        return output[0] if isinstance(output, tuple) else output.last_hidden_state
-
-    def _agrees(self) -> bool:
-        device = cast(Head, self.split.head).weight.device
-        vocabulary = cast(Head, self.split.head).weight.shape[0]
-        ids = torch.randint(vocabulary, (2, 8), generator=torch.Generator().manual_seed(0)).to(device)
-        mask = torch.ones_like(ids)
-        mask[1, 6:] = 0
-        with _evaluating(self.split.model), torch.no_grad():
-            try:
-                whole = self.split.body(ids, mask)
-                cut = self.upper(self.lower(ids, mask), mask)
-            except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError):
-                return False
-        keep = mask.bool()
-        # Not bit by bit: kernels may choose another order of sums for other shapes.
-        scale = float(whole[keep].abs().max())
-        tolerance = 1e-5 if whole.dtype in (torch.float32, torch.float64) else 0.02
-        return float((whole[keep] - cut[keep]).abs().max()) <= tolerance * max(scale, 1.0)
 
 
 class RowRunner:
@@ -234,14 +161,16 @@ class RowRunner:
     def _nothing(self) -> Labelled:
         parameter = next(p for p in self.split.model.parameters() if p.requires_grad)
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
-        width = self.split.head.weight.shape[1] if self.split.head is not None else 2
+        head = self.split.head
+        # As wide as with tokens: the margin's k is checked against the vocabulary.
+        width = head.weight.shape[1] if head is not None else _vocabulary(self.split)
         return Labelled(parameter.flatten()[:1].expand(0, width), empty, empty)
 
     @contextmanager
     def _attention(self, length: int) -> Iterator[None]:
         """On a CPU, short rows use the plain attention: the backward pass of the fused one takes twice as long there.
 
-        Measured on SmolLM2-135M, 16 rows of 128 tokens, bfloat16, ten layers: forward and backward 0.70 s against 1.0 s.
+        Measured on SmolLM2-135M, 16 rows of 128 tokens, bfloat16, ten layers: forward and backward 0.70 s, not 1.0 s.
         """
         config = None if self.split.inner is None else cast(Any, self.split.inner).config
         former = getattr(config, "_attn_implementation", None)
@@ -273,12 +202,22 @@ class RowRunner:
         head = self.split.head
         return token_stats(labelled.hidden, head, labelled.target, margin=margin, kl=states, logprob=logprob, hit=hit)
 
-    def reference(self, indices: Sequence[int], starts: Sequence[int] | None = None) -> Reference | Tensor:
-        """The reference model at the same tokens: hidden states with its head, or logits without a recognised head."""
+    def reference(
+        self, indices: Sequence[int], starts: Sequence[int] | None = None, *, without_target: bool = False
+    ) -> Reference | Tensor:
+        """The reference model at the same tokens: hidden states with its head, or logits without a recognised head.
+
+        Raises:
+            RunError: `without_target` for a model without a recognised head.
+        """
         starts = starts or [0] * len(indices)
         states = self._reference_states(indices)
         hidden = torch.cat([states[index][start:] for index, start in zip(indices, starts, strict=True)])
-        return hidden if self._reference_head is None else Reference(hidden, self._reference_head)
+        if self._reference_head is None:
+            if without_target:
+                raise RunError("the anchor needs a model whose head is recognised; this one's is not (--anchor 0)")
+            return hidden
+        return Reference(hidden, self._reference_head, without_target)
 
     def competitors(self, indices: Sequence[int], starts: Sequence[int] | None, *, k: int, delta: float) -> Tensor:
         """Teacher-anchored competitor ids, (N, k), −1 where a set is smaller; kept after the first time."""
@@ -314,7 +253,7 @@ class RowRunner:
 
     @torch.no_grad()
     def _compute_reference(self, group: Sequence[int]) -> dict[int, Tensor]:
-        with (self._without_adapter or _nothing)(), _evaluating(self.split.model):
+        with (self._without_adapter or _nothing)(), evaluating(self.split.model):
             labelled = self.forward(group)
         states = {index: labelled.hidden[labelled.row == place].clone() for place, index in enumerate(group)}
         # NOTE: without an adapter to switch off, the reference cannot be computed again: it is kept whatever it takes.
@@ -327,7 +266,7 @@ class RowRunner:
             if index not in self._lower and index not in found:
                 group = self._group.get(index, (index,))
                 rows = [self._rows[member] for member in group]
-                with _evaluating(self.split.model):
+                with evaluating(self.split.model):
                     length = self._length(max(len(row.ids) for row in rows))
                     hidden = self.trunk.lower(*self._pad_ids(rows, length))
                 states = {m: hidden[j, : len(rows[j].ids)].clone() for j, m in enumerate(group)}
@@ -387,18 +326,6 @@ def _gone() -> Iterator[None]:
     yield
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @torch.no_grad()
 def _ignores_right_padding(split: Split) -> bool:
     """Whether the model gives real tokens the same states without a mask as with one, where padding is on the right."""
@@ -407,7 +334,7 @@ def _ignores_right_padding(split: Split) -> bool:
     ids = torch.arange(1, 13, device=device).view(2, 6)
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    with _evaluating(split.model):
+    with evaluating(split.model):
         try:
             masked, bare = run(ids, mask)[mask.bool()], run(ids, None)[mask.bool()]
         except (TypeError, ValueError, AttributeError, RuntimeError):
@@ -416,22 +343,5 @@ def _ignores_right_padding(split: Split) -> bool:
     return float((masked - bare).abs().max()) <= (1e-5 if masked.dtype == torch.float32 else 0.02) * max(scale, 1.0)
 
 
-def _find_layers(split: Split) -> tuple[str, nn.ModuleList | None]:
-    """The list of decoder layers: the module list as long as the configuration says, and its name in its owner."""
-    if split.inner is None:
-        return "", None
-    count = getattr(_config(split), "num_hidden_layers", None)
-    for name, module in split.inner.named_children():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return name, module
-    return "", None
-
-
-def _mixed_attention(split: Split) -> bool:
-    kinds = getattr(_config(split), "layer_types", None)
-    return kinds is not None and len(set(kinds)) > 1
-
-
-def _config(split: Split) -> Any:
-    config = cast(Any, split.inner).config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+def _vocabulary(split: Split) -> int:
+    return cast(Any, split.model).get_input_embeddings().weight.shape[0]

@@ -26,10 +26,13 @@ class Reference:
     Attributes:
         hidden: (N, d₀) hidden states of the reference at the same tokens.
         head: the reference's head, with the same vocabulary.
+        without_target: take the target out of both distributions and renormalise them: the KL then says nothing of
+            how likely the target is, and compares what the models would say otherwise.
     """
 
     hidden: Tensor
     head: Head
+    without_target: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,13 @@ class _Pass:
             return None
         weight = reference.head.weight.detach().to(self.dtype)
         logits = self.finished(reference.head, self.product(reference.hidden[part].detach().to(self.dtype), weight))
+        self.take_out(logits, part)
         return torch.log_softmax(logits, 1, out=self.buffer("reference", len(logits)))
+
+    def take_out(self, logits: Tensor, part: slice) -> None:
+        """Give the targets no probability, where the KL leaves them out; −10⁴ instead of −∞, whose differences are NaN."""
+        if self.plan.reference is not None and self.plan.reference.without_target:
+            logits[torch.arange(len(logits), device=logits.device), self.plan.targets[part]] = -1e4
 
     def forward(self, part: slice) -> tuple[dict[str, Tensor], _Chunk | None]:
         """The statistics of one chunk, and what its slopes need."""
@@ -121,6 +130,7 @@ class _Pass:
         out = _order_statistics(ordered, targets, plan) if plan.hit or plan.rank or plan.search else {}
         if not plan.softmax:
             return out, None
+        self.take_out(logits, part)
         first = logits[:, :1].clone()
         logp = torch.log_softmax(logits, 1, out=self.buffer("logp", len(logits)))
         normaliser = first.sub_(logp[:, :1])

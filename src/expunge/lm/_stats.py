@@ -114,6 +114,8 @@ def token_stats(  # noqa: PLR0913 - each statistic is one argument, so that a ca
             f"kl: the reference has {kl.hidden.shape[0]} tokens and {kl.head.weight.shape[0]} logits, "
             f"the model {hidden.shape[0]} and {head.weight.shape[0]}"
         )
+    if kl is not None and kl.without_target and (logprob or entropy or moments):
+        raise UsageError("kl: with without_target the other statistics of the distribution need a call of their own")
     if chunk is not None and chunk < 1:
         raise UsageError(f"chunk must be at least 1, found {chunk}")
     plan = Plan(head, targets, kl, logprob, entropy, moments, hit, rank, search, chunk, torch.is_grad_enabled())

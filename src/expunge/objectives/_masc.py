@@ -79,7 +79,13 @@ def threshold(rho: float) -> float:
 
 
 def masc_hinge(
-    margins: Tensor, rows: Tensor, n_rows: int, *, rho: float = 0.7, eta: float = 0.25, gate: float | None = None
+    margins: Tensor,
+    rows: Tensor,
+    n_rows: int,
+    *,
+    rho: float = 0.7,
+    eta: float = 0.25,
+    gate: float | Tensor | None = None,
 ) -> HingeResult:
     """Mean over rows of the mean hinge of the token margins above a safe level.
 
@@ -95,7 +101,7 @@ def masc_hinge(
         n_rows: rows in the batch, with or without tokens.
         rho: allowed token probability ρ, in (0, 1).
         eta: width η of the hinge below τ_ρ, in logits, above 0.
-        gate: tolerated violation share α in [0, 1]; None for no gate.
+        gate: tolerated violation share α in [0, 1], for all rows or (n_rows,) one each; None for no gate.
 
     Returns:
         The loss, its sum and count, and both numbers per row. Without a single token the loss is a zero attached to
@@ -117,7 +123,11 @@ def masc_hinge(
     tau = threshold(rho)
     if not (math.isfinite(eta) and eta > 0.0):
         raise UsageError(f"eta: found {eta!r}, accepted is a number above 0")
-    if gate is not None and not 0.0 <= gate <= 1.0:
+    if isinstance(gate, Tensor):
+        if gate.shape != (n_rows,) or not bool(((gate >= 0) & (gate <= 1)).all()):
+            raise ValueError(f"gate: found a tensor of shape {tuple(gate.shape)}, accepted is ({n_rows},) of shares")
+        gate = gate.to(margins.device)
+    elif gate is not None and not 0.0 <= gate <= 1.0:
         raise UsageError(f"gate: found {gate!r}, accepted is a number from 0 to 1, or none")
     _check_rows(margins, rows, n_rows)
     values = _at_least_float32(margins)

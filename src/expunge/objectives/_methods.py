@@ -24,7 +24,13 @@ def _whole(value: object, least: int) -> bool:
 
 @dataclass(frozen=True)
 class MascSettings:
-    """Settings of the MASC method: L = λ · hinge(margins; ρ, η) + kl_weight · KL(π₀ ‖ π_θ).
+    """Settings of the MASC method.
+
+    L = λ · hinge(margins; ρ, η) + kl_weight · KL_retain(π₀ ‖ π_θ) + anchor · KL_forget(π₀ without y ‖ π_θ without y)
+
+    The third term is this project's: with the target y taken out of both distributions, and both renormalised, it leaves
+    the target's probability to the hinge and keeps what the model would say instead as it was. Without it, a model that
+    forgets fast says nonsense.
 
     Attributes:
         weight: λ, weight of the forget term, 0 or more.
@@ -36,6 +42,7 @@ class MascSettings:
         teacher_delta: δ, None for the model's own competitors; otherwise those of the original model's top k within δ
             logits of its best.
         kl_weight: weight of the KL retain term, 0 for none.
+        anchor: weight of the KL on the forget examples without their targets, 0 for none.
         cut: (lo, hi) shares of the answer between which the trained suffix starts; None for whole answers.
         min_prefix: fewest answer tokens left out of the loss.
         min_suffix: fewest answer tokens kept in the loss.
@@ -58,6 +65,7 @@ class MascSettings:
     beta: float = 1.0
     teacher_delta: float | None = None
     kl_weight: float = 1.0
+    anchor: float = 0.0
     cut: tuple[float, float] | None = (0.2, 0.6)
     min_prefix: int = 32
     min_suffix: int = 32
@@ -74,6 +82,7 @@ class MascSettings:
         _require(_whole(self.k, 1), "k", self.k, "a whole number from 1")
         _require(_number(self.beta) and self.beta > 0, "beta", self.beta, "a number above 0")
         _require(_number(self.kl_weight) and self.kl_weight >= 0, "kl_weight", self.kl_weight, "a number from 0")
+        _require(_number(self.anchor) and self.anchor >= 0, "anchor", self.anchor, "a number from 0")
         delta, alpha = self.teacher_delta, self.tolerance
         _require(delta is None or (_number(delta) and delta >= 0), "teacher_delta", delta, "a number from 0, or none")
         _require(
@@ -119,9 +128,7 @@ PRESETS: dict[str, MascSettings] = {
         weight=0.1, rho=0.5, eta=0.5, k=10, beta=1.0, kl_weight=1.0, cut=(0.2, 0.6), tolerance=0.2, confirm=64
     ),
     # The project's own. How it was found: docs/log.md.
-    "default": MascSettings(
-        weight=0.1, rho=0.7, eta=0.25, k=10, beta=1.0, kl_weight=1.0, cut=None, tolerance=None, probe=8, confirm=32, every=4
-    ),
+    "default": MascSettings(weight=0.1, kl_weight=1.0, cut=None, tolerance=None, probe=8, confirm=32, every=4),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expunge.objectives import MascSettings
 from expunge.train._config import Recipe, RunConfig
-from expunge.train._loop import LoopState
+from expunge.train._state import LoopState
 
 
 def model_card(config: RunConfig, masc: MascSettings, recipe: Recipe, state: LoopState, violation: float | None) -> str:
@@ -37,6 +37,6 @@ tags:
 | step size, forget and retain examples per update | {recipe.lr:g}, {recipe.batch}, {recipe.retain_batch} |
 | seed | {config.seed} |
 
-The violation of an example is the share of its answer's tokens whose margin over the {masc.k} strongest alternatives is above
-log(ρ/(1−ρ)).
+The violation of an example is the share of its answer's tokens whose margin over the {masc.k} strongest alternatives
+is above log(ρ/(1−ρ)).
 """

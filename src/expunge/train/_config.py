@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,16 @@ from expunge.objectives import MascSettings, preset
 def _whole(option: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{option}: found {value!r}, accepted is a whole number from {least}")
+
+
+def _flag(option: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{option}: found {value!r}, accepted is true or false")
+
+
+def _text(option: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{option}: found {value!r}, accepted is a text")
 
 
 def _number(option: str, value: object, fits: Any, accepted: str) -> None:
@@ -35,6 +46,10 @@ class Recipe:
         upper: share of the decoder layers, from the top, that is trained with LoRA, in (0, 1]. Below them nothing
             changes, so their output is computed once per row and kept.
         lr: step size of AdamW.
+        betas: decay of AdamW's first and second moment, in [0, 1).
+        taper: from which violation on the step size shrinks, as a share of the way from the tolerance to 1, in (0, 1]:
+            in proportion to what is left of that way, to a quarter at the tolerance and for the examples left after the
+            stop. None: constant.
         warmup: updates over which the step size rises linearly from lr / warmup to lr.
         weight_decay: decoupled weight decay, applied once per update.
         max_grad_norm: largest gradient norm of an update; None: not clipped.
@@ -53,6 +68,8 @@ class Recipe:
     targets: tuple[str, ...] | None = ("q_proj", "k_proj", "v_proj", "o_proj")
     upper: float = 1.0
     lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    taper: float | None = None
     warmup: int = 0
     weight_decay: float = 0.0
     max_grad_norm: float | None = None
@@ -66,7 +83,10 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check every value."""
         if self.targets is not None:
-            names = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
+            names = (self.targets,) if isinstance(self.targets, str) else self.targets
+            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+                raise UsageError(f"targets: found {self.targets!r}, accepted are names of layers, or none")
+            names = tuple(names)
             object.__setattr__(self, "targets", names)
         for option in ("rank", "batch", "retain_batch", "epochs"):
             _whole(option, getattr(self, option), 1)
@@ -76,6 +96,15 @@ class Recipe:
         _number("lora_dropout", self.lora_dropout, lambda v: 0 <= v < 1, "a number from 0 to below 1")
         _number("upper", self.upper, lambda v: 0 < v <= 1, "a share above 0 and at most 1")
         _number("lr", self.lr, lambda v: v > 0, "a number above 0")
+        if self.taper is not None:
+            _number("taper", self.taper, lambda v: 0 < v <= 1, "a share above 0 and at most 1, or none")
+        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
+            raise UsageError(f"betas: found {self.betas!r}, accepted are two numbers from 0 to below 1")
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for beta in self.betas:
+            _number("betas", beta, lambda v: 0 <= v < 1, "two numbers from 0 to below 1")
+        for option in ("lora", "gate", "focus"):
+            _flag(option, getattr(self, option))
         _number("weight_decay", self.weight_decay, lambda v: v >= 0, "a number from 0")
         if self.max_grad_norm is not None:
             _number("max_grad_norm", self.max_grad_norm, lambda v: v > 0, "a number above 0, or none")
@@ -167,6 +196,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check every value that can be checked without the files."""
+        self._check_types()
         if self.method != "masc":
             raise UsageError(f"method: found {self.method!r}, accepted is one of masc")
         if self.preset not in RECIPES:
@@ -177,11 +207,23 @@ class RunConfig:
             _number("tolerance", self.tolerance, lambda v: 0 <= v <= 1, "a number from 0 to 1, or none")
         for option in ("max_length", "checkpoint_every"):
             _whole(option, getattr(self, option), 2 if option == "max_length" else 1)
-        for option in ("holdout_probe", "sample", "retain_sample"):
+        for option in ("holdout_probe", "sample", "retain_sample", "seed"):
             _whole(option, getattr(self, option), 0)
         for option in ("threads", "micro_batch"):
             if getattr(self, option) is not None:
                 _whole(option, getattr(self, option), 1)
+
+    def _check_types(self) -> None:
+        for option in ("model", "forget", "out", "retain", "holdout"):
+            if isinstance(getattr(self, option), os.PathLike):  # a run is recorded as JSON
+                object.__setattr__(self, option, os.fspath(getattr(self, option)))
+        for option in ("model", "forget", "out", "preset", "template"):
+            _text(option, getattr(self, option))
+        for option in ("retain", "holdout", "device"):
+            if getattr(self, option) is not None:
+                _text(option, getattr(self, option))
+        for option in ("allow_overlap", "adapter_only", "trust_remote_code", "show_text"):
+            _flag(option, getattr(self, option))
 
     def resolved(self) -> RunConfig:
         """Fill in the preset, so that every number of the run is in the value.
@@ -193,6 +235,8 @@ class RunConfig:
         if self.tolerance is not None:
             masc = dataclasses.replace(masc, tolerance=self.tolerance)
         config = dataclasses.replace(self, masc=masc, recipe=self.recipe or RECIPES[self.preset])
+        if config.adapter_only and config.recipe is not None and not config.recipe.lora:
+            raise UsageError("adapter_only: found full fine-tuning, accepted with it is lora")
         if masc.kl_weight > 0 and config.retain is None:
             raise UsageError(
                 f"retain: found none, accepted is a file of examples to keep (the retain term of preset "

@@ -43,6 +43,8 @@ class RunFolder:
             resumable = (self.path / RUN).is_file() and not (self.path / RESULT).is_file()
             hint = f"; `expunge resume {self.path}` continues it" if resumable else ""
             raise UsageError(f"out: {self.path} is not empty, accepted is a new or empty folder{hint}")
+        if self.path.resolve() == Path.cwd():
+            raise UsageError(f"out: {self.path} is the current folder, accepted is a new or empty folder elsewhere")
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"out: {self.path} is a file, accepted is a new or empty folder")
 
@@ -76,9 +78,14 @@ class RunFolder:
         if (self.path / RESULT).is_file():
             raise UsageError(f"{self.path}: this run is complete; its model is in {self.path / MODEL}")
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UsageError(f"{file}: cannot be read: {error}") from None
+        needed = ("config", "resolved_masc", "tolerance_source", "versions", "weights", "data", "threads")
+        missing = [name for name in needed if not isinstance(values, dict) or name not in values]
+        if missing:
+            raise UsageError(f"{file}: found no {missing[0]}, accepted is the folder of an interrupted run")
+        return values
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Write a JSON file whole or not at all."""

@@ -21,8 +21,8 @@ class RunLog:
     def __init__(self, path: Path, keep: int = 0) -> None:
         self.path = path
         if path.exists() or keep:
-            with path.open("rb+" if path.exists() else "wb+") as file:
-                file.truncate(keep)
+            with path.open("ab") as file:
+                file.truncate(min(keep, file.tell()))
 
     @property
     def position(self) -> int:

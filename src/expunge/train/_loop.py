@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,57 +12,19 @@ from torch import Tensor
 
 from expunge.data import EpochSampler
 from expunge.errors import RunError
-from expunge.lm import Labelled, Margin, MasterWeights, RowRunner
+from expunge.lm import Labelled, Margin, MasterWeights, RowRunner, adapter_dropouts
 from expunge.objectives import MascSettings, kl_sum, masc_hinge, suffix_start, threshold
-from expunge.stopping import Decision, Observation, StoppingRule, left_over
+from expunge.stopping import Decision, Observation, StoppingRule, left_over, sampling_error
 from expunge.train._config import Recipe
 from expunge.train._log import RunLog
+from expunge.train._state import Counts, LoopState, StepError, StepReport, Sums
 
 # Rows in a forward pass without gradient.
 _MEASURE = 16
-
-
-@dataclass
-class LoopState:
-    """Where a run is; JSON values only.
-
-    Attributes:
-        step: updates done.
-        phase: "main" until the rule stops, "rest" while training on what is left above the tolerance, "done".
-        passes: finished passes over the forget examples in this phase.
-        queue: examples still to come in this pass.
-        items: examples of this pass.
-        rest: examples above the tolerance by more than their sampling error at the last full measurement.
-        violations: violation of every forget example at the last full measurement; None before the first.
-        measured_at: step of that measurement.
-        stopped_at: step at which the rule stopped; None: it has not.
-        reason: why the run ended, or where it is.
-    """
-
-    step: int = 0
-    phase: str = "main"
-    passes: int = 0
-    queue: list[int] = field(default_factory=list)
-    items: list[int] = field(default_factory=list)
-    rest: list[int] = field(default_factory=list)
-    violations: list[float] | None = None
-    measured_at: int | None = None
-    stopped_at: int | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one update did; parts are means over the whole update, None where a part was not computed."""
-
-    step: int
-    forget_loss: float | None
-    retain_loss: float | None
-    total_loss: float
-    violation: float | None
-    gradient_norm: float | None
-    closed: int
-    updated: bool
+# Smallest factor of a tapered step size.
+_LEAST_STEP = 0.25
+# Where the gate of an example left after the stop closes, in sampling errors above α; at 1 it would be within.
+_REST_GATE = 0.8
 
 
 class UnlearningLoop:
@@ -113,18 +75,24 @@ class UnlearningLoop:
         self.probe_pool = EpochSampler(pool, seed=seed + 1)
         uses_retain = masc.kl_weight > 0
         self.retain = EpochSampler(range(n_forget, n_forget + n_retain), seed=seed + 2) if uses_retain else None
-        self.masks = torch.Generator().manual_seed(seed + 3)
-        self.state = LoopState()
-        self.retain_order: list[int] = []
+        self.masks, self.state = torch.Generator().manual_seed(seed + 3), LoopState()
+        # NOTE: everything is in evaluation mode but the adapters' dropout in an update: the model's own would move it
+        # away from its reference. One list, since walking the model costs more than a probe.
+        runner.split.model.eval()
+        self.dropouts = adapter_dropouts(runner.split.model)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def measure(self, rows: Sequence[int], starts: Sequence[int] | None = None) -> list[float]:
-        """Violation of rows under the present model, in evaluation mode: share of tokens with margin above τ_ρ."""
-        model = self.runner.split.model
-        training, found = model.training, [math.nan] * len(rows)
-        model.eval()
+        """Violation of rows under the present model: share of tokens with margin above τ_ρ.
+
+        Between updates the model is in evaluation mode.
+
+        Raises:
+            RunError: a margin is not a number.
+        """
+        found = [math.nan] * len(rows)
         places = sorted(range(len(rows)), key=lambda place: self.runner.tokens(rows[place]))
         for first in range(0, len(places), _MEASURE):
             part = places[first : first + _MEASURE]
@@ -132,10 +100,12 @@ class UnlearningLoop:
             chosen = [rows[place] for place in part]
             labelled = self.runner.forward(chosen, cuts)
             margins = self._margins(labelled, chosen, cuts)
+            # NOTE: no comparison with NaN is true, so a broken model would count as one that has forgotten.
+            if bool(margins.isnan().any()):
+                raise RunError(f"step {self.state.step}: the model's outputs are not numbers")
             shares = masc_hinge(margins, labelled.row, len(part), rho=self.masc.rho, eta=self.masc.eta).violation
             for place, share in zip(part, shares.tolist(), strict=True):
                 found[place] = share
-        model.train(training)
         return found
 
     def _margins(self, labelled: Labelled, rows: Sequence[int], starts: Sequence[int] | None) -> Tensor:
@@ -207,6 +177,7 @@ class UnlearningLoop:
         """After the rule's stop or a pass over the rest: measure everything, then finish or go on with what is left."""
         state = self.state
         rest = self.measure_all()
+        trainable = [row for row in rest if row in set(self.trained)]
         if state.stopped_at is None:
             state.stopped_at = state.step
         if not rest:
@@ -218,10 +189,12 @@ class UnlearningLoop:
             )
         elif self.recipe.extra_epochs == 0:
             state.phase, state.reason = "done", f"{len(rest)} examples are left above the tolerance; no budget for them"
+        elif not trainable:
+            state.phase, state.reason = "done", f"{len(rest)} held-out examples are left above the tolerance"
         else:
             if state.phase == "main":
                 state.phase, state.passes = "rest", 0
-            self._fill([row for row in rest if row in set(self.trained)] or rest)
+            self._fill(trainable)
 
     def _end_of_pass(self) -> None:
         state, recipe = self.state, self.recipe
@@ -234,8 +207,9 @@ class UnlearningLoop:
             self.measure_all()
             assert state.violations is not None
             within = self.mean_violation is not None and self.mean_violation <= self.alpha
-            items = [row for row in self.trained if state.violations[row] > self.alpha]
-            if within or not items:
+            # None above the tolerance, but the mean is: held-out examples are, so training goes on with all.
+            items = [row for row in self.trained if state.violations[row] > self.alpha] or items
+            if within:
                 self._decide("full", range(self.n_forget), state.violations)
                 self._settle()
                 return
@@ -255,24 +229,35 @@ class UnlearningLoop:
 
     def start(self) -> None:
         """Measure everything before the first update; the model may have forgotten already."""
-        self.measure_all()
-        if self.state.rest:
+        rest = self.measure_all()
+        assert self.mean_violation is not None
+        assert self.state.violations is not None
+        if rest or self.mean_violation > self.alpha:
             self._fill(self.trained)
-        else:
-            self.state.phase, self.state.stopped_at = "done", 0
-            self.state.reason = "nothing to do: every example is within the tolerance before the first update"
+            return
+        self._decide("full", range(self.n_forget), self.state.violations)
+        self.state.phase, self.state.stopped_at = "done", 0
+        self.state.reason = "nothing to do: every example is within the tolerance before the first update"
 
     def advance(self) -> StepReport | None:
         """Do one update and the looks due after it; None once the run is done.
 
         Raises:
-            RunError: a loss or gradient is not finite; the weights are those before the update.
+            StepError: a loss or gradient is not finite; weights, samplers and random states are those before it.
+            RunError: a measurement or the log failed after the update.
         """
         state = self.state
         if state.phase == "done":
             return None
-        batch, state.queue = state.queue[: self.recipe.batch], state.queue[self.recipe.batch :]
-        report = self._update(batch)
+        before = self._positions()
+        try:
+            report = self._update(state.queue[: self.recipe.batch])
+        except StepError:
+            self._go_to(before)
+            raise
+        finally:
+            self._drop(False)
+        state.queue = state.queue[self.recipe.batch :]
         state.step += 1
         self.log.write("step", phase=state.phase, **asdict(report))
         if state.phase == "main":
@@ -289,29 +274,34 @@ class UnlearningLoop:
         keep = self.retain.next(self.recipe.retain_batch) if self.retain is not None else []
         rows = [(row, True, start) for row, start in zip(forget, self._starts(forget), strict=True)]
         rows += [(row, False, 0) for row in keep]
-        forget_rows = sum(self.runner.tokens(row) > start for row, is_forget, start in rows if is_forget)
-        retain_tokens = sum(self.runner.tokens(row) for row, is_forget, _ in rows if not is_forget)
-        self.runner.split.model.train(self.recipe.lora_dropout > 0 or not self.recipe.lora)
-        sums = _Sums()
+        active = [self.runner.tokens(row) - start for row, is_forget, start in rows if is_forget]
+        counts = Counts(
+            forget_rows=sum(tokens > 0 for tokens in active),
+            forget_tokens=sum(active),
+            retain_tokens=sum(self.runner.tokens(row) for row in keep),
+        )
+        self._drop(True)
+        sums = Sums()
         size = self.micro_batch or len(rows)
         for first in range(0, len(rows), size):
-            self._backward(rows[first : first + size], forget_rows, retain_tokens, sums)
-        self.runner.split.model.eval()
+            self._backward(rows[first : first + size], counts, sums)
+        if counts.forget_rows:
+            # Half of what these rows show, half of what was known: single batches stray by their size.
+            self.state.recent = 0.5 * self.state.recent + 0.5 * sums.violation / counts.forget_rows
         norm = self._apply() if sums.backward else None
         return StepReport(
             step=self.state.step + 1,
-            forget_loss=sums.forget / forget_rows if forget_rows else None,
-            retain_loss=sums.retain / retain_tokens if retain_tokens else None,
+            forget_loss=sums.forget / counts.forget_rows if counts.forget_rows else None,
+            retain_loss=sums.retain / counts.retain_tokens if counts.retain_tokens else None,
+            anchor_loss=sums.anchor / counts.forget_tokens if self.masc.anchor > 0 and counts.forget_tokens else None,
             total_loss=sums.total,
-            violation=sums.violation / forget_rows if forget_rows else None,
+            violation=sums.violation / counts.forget_rows if counts.forget_rows else None,
             gradient_norm=norm,
             closed=sums.closed,
             updated=norm is not None,
         )
 
-    def _backward(
-        self, rows: Sequence[tuple[int, bool, int]], forget_rows: int, retain_tokens: int, sums: _Sums
-    ) -> None:
+    def _backward(self, rows: Sequence[tuple[int, bool, int]], counts: Counts, sums: Sums) -> None:
         """One forward and backward pass over a part of the update, divided by the counts of the whole update."""
         labelled = self.runner.forward([row for row, _, _ in rows], [start for _, _, start in rows])
         n_forget = sum(is_forget for _, is_forget, _ in rows)
@@ -321,13 +311,22 @@ class UnlearningLoop:
             chosen = [row for row, _, _ in rows[:n_forget]]
             part = Labelled(labelled.hidden[is_forget], labelled.row[is_forget], labelled.target[is_forget])
             margins = self._margins(part, chosen, [start for _, _, start in rows[:n_forget]])
-            gate = self.alpha if self.recipe.gate else None
-            hinge = masc_hinge(margins, part.row, n_forget, rho=self.masc.rho, eta=self.masc.eta, gate=gate)
-            loss = loss + self.masc.weight * hinge.total / max(forget_rows, 1)
+            hinge = masc_hinge(
+                margins, part.row, n_forget, rho=self.masc.rho, eta=self.masc.eta, gate=self._gate(chosen)
+            )
+            loss = loss + self.masc.weight * hinge.total / max(counts.forget_rows, 1)
+            if self.masc.anchor > 0:
+                reference = self.runner.reference(
+                    chosen, [start for _, _, start in rows[:n_forget]], without_target=True
+                )
+                anchor = self.runner.stats(part, kl=reference).kl
+                assert anchor is not None
+                loss = loss + self.masc.anchor * kl_sum(anchor).total / max(counts.forget_tokens, 1)
+                sums.anchor += anchor.detach().sum().item()
             sums.forget += hinge.total.item()
             sums.violation += hinge.violation.nansum().item()
             sums.closed += hinge.closed
-            active = hinge.total.item() != 0
+            active = hinge.total.item() != 0 or self.masc.anchor > 0
         else:
             active = False
         if n_forget < len(rows):
@@ -336,12 +335,11 @@ class UnlearningLoop:
             kl = self.runner.stats(part, kl=self.runner.reference(kept)).kl
             assert kl is not None
             total = kl_sum(kl).total
-            loss = loss + self.masc.kl_weight * total / max(retain_tokens, 1)
+            loss = loss + self.masc.kl_weight * total / max(counts.retain_tokens, 1)
             sums.retain += total.item()
             active = True
         if not math.isfinite(loss.item()):
-            self.masters.zero_grad()
-            raise RunError(
+            raise StepError(
                 f"step {self.state.step + 1}: the loss is {loss.item()}; the weights of the step before are kept"
             )
         sums.total += loss.item()
@@ -354,27 +352,71 @@ class UnlearningLoop:
     def _apply(self) -> float:
         parameters = [master for master in self.masters.masters if master.grad is not None]
         if not parameters:
-            raise RunError(f"step {self.state.step + 1}: no trainable weight received a gradient")
+            raise StepError(f"step {self.state.step + 1}: no trainable weight received a gradient")
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.max_grad_norm or math.inf).item()
         if not math.isfinite(norm):
-            self.masters.zero_grad()
-            raise RunError(
+            raise StepError(
                 f"step {self.state.step + 1}: the gradient norm is {norm}; the weights of the step before are kept"
             )
-        scale = min(1.0, (self.state.step + 1) / self.recipe.warmup) if self.recipe.warmup else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr * scale
+            group["lr"] = self.recipe.lr * self._scale()
         self.optimizer.step()
         self.masters.to_model()
         self.masters.zero_grad()
         return norm
+
+    def _gate(self, rows: Sequence[int]) -> Tensor | None:
+        """The violation at which a row's gate closes: α; for what is left after the stop, α and most of its error.
+
+        In the main phase the mean has to come down to α. After it only single examples are left, and pushing these
+        below α would push all the others far below.
+        """
+        if not self.recipe.gate:
+            return None
+        if self.state.phase == "main":
+            return torch.full((len(rows),), self.alpha)
+        errors = [sampling_error(self.alpha, self.runner.tokens(row)) for row in rows]
+        return torch.tensor([min(1.0, self.alpha + _REST_GATE * error) for error in errors])
+
+    def _scale(self) -> float:
+        """Factor of the step size: warmup, then the taper."""
+        recipe, state = self.recipe, self.state
+        scale = min(1.0, (state.step + 1) / recipe.warmup) if recipe.warmup else 1.0
+        if recipe.taper is None:
+            return scale
+        if state.phase == "rest":
+            return scale * _LEAST_STEP
+        left = (state.recent - self.alpha) / max(recipe.taper * (1 - self.alpha), 1e-6)
+        return scale * min(1.0, max(_LEAST_STEP, left))
 
     def run(self, after_step: Callable[[StepReport], None]) -> None:
         """Advance until done; `after_step` sees every update and may raise to interrupt."""
         while (report := self.advance()) is not None:
             after_step(report)
 
+    def _drop(self, on: bool) -> None:
+        for module in self.dropouts:
+            module.training = on
+
     # -- state -------------------------------------------------------------------------------------------------------
+
+    def _positions(self) -> dict[str, Any]:
+        """What an update moves on besides the weights."""
+        return {
+            "retain": None if self.retain is None else self.retain.state_dict(),
+            "masks": self.masks.get_state(),
+            "random": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        }
+
+    def _go_to(self, positions: dict[str, Any]) -> None:
+        if self.retain is not None:
+            self.retain.load_state_dict(positions["retain"])
+        self.masks.set_state(positions["masks"])
+        torch.set_rng_state(positions["random"])
+        if positions["cuda"] is not None and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state_all(positions["cuda"])
+        self.masters.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides how the run goes on; tensors and JSON values."""
@@ -382,9 +424,7 @@ class UnlearningLoop:
             "loop": asdict(self.state),
             "rule": self.rule.state_dict(),
             "probe_pool": self.probe_pool.state_dict(),
-            "retain": None if self.retain is None else self.retain.state_dict(),
-            "masks": self.masks.get_state(),
-            "random": torch.get_rng_state(),
+            "positions": self._positions(),
             "trainable": [parameter.detach().clone() for parameter in self.masters.params],
             "masters": self.masters.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -395,24 +435,9 @@ class UnlearningLoop:
         self.state = LoopState(**state["loop"])
         self.rule.load_state_dict(state["rule"])
         self.probe_pool.load_state_dict(state["probe_pool"])
-        if self.retain is not None:
-            self.retain.load_state_dict(state["retain"])
-        self.masks.set_state(state["masks"])
-        torch.set_rng_state(state["random"])
+        self._go_to(state["positions"])
         with torch.no_grad():
             for parameter, saved in zip(self.masters.params, state["trainable"], strict=True):
                 parameter.copy_(saved)
         self.masters.load_state_dict(state["masters"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-@dataclass
-class _Sums:
-    """Running sums over the parts of one update."""
-
-    forget: float = 0.0
-    retain: float = 0.0
-    total: float = 0.0
-    violation: float = 0.0
-    closed: int = 0
-    backward: bool = False

@@ -45,6 +45,19 @@ class Part:
         text = json.dumps([[row.id, row.input_ids, row.labels] for row in self.corpus.rows])
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def row_ids(self) -> list[str]:
+        """Ids of rows: those of the records, with the number of the window where a record has several."""
+        counts: dict[int, int] = {}
+        for row in self.corpus.rows:
+            counts[row.record] = counts.get(row.record, 0) + 1
+        seen: dict[int, int] = {}
+        names = []
+        for row in self.corpus.rows:
+            seen[row.record] = seen.get(row.record, 0) + 1
+            names.append(row.id if counts[row.record] == 1 else f"{row.id}#{seen[row.record]}")
+        return names
+
 
 @dataclass(frozen=True)
 class Data:
@@ -141,7 +154,8 @@ def encode_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
     assert forget is not None
     if config.holdout_probe >= len(forget.corpus.rows):
         raise UsageError(
-            f"holdout_probe: found {config.holdout_probe}, accepted is less than the {len(forget.corpus.rows)} forget rows"
+            f"holdout_probe: found {config.holdout_probe}, accepted is less than the number of forget rows, "
+            f"{len(forget.corpus.rows)}"
         )
     return dataclasses.replace(data, forget=forget, retain=encoded(data.retain), holdout=encoded(data.holdout))
 
@@ -155,12 +169,28 @@ def load(config: RunConfig) -> LoadedModel:
     loaded = load_model(
         config.model, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
     )
-    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    embedding: Any = loaded.model.get_input_embeddings()
+    vocabulary = embedding.weight.shape[0]
     masc = config.masc
     assert masc is not None
     if masc.k >= vocabulary:
         raise UsageError(f"k: found {masc.k}, accepted is a whole number below the vocabulary size {vocabulary}")
     return loaded
+
+
+def check_lengths(model: Any, data: Data) -> None:
+    """Compare the longest row with the positions of the model.
+
+    Raises:
+        UsageError: a row is longer.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for part in (data.forget, data.retain, data.holdout):
+        longest = 0 if part is None else max(len(row.input_ids) for row in part.corpus.rows)
+        if part is not None and limit is not None and longest > limit:
+            raise UsageError(
+                f"max_length: {part.name} has a row of {longest} tokens, accepted are at most the model's {limit}"
+            )
 
 
 def make_trainable(model: Any, recipe: Recipe, seed: int) -> Trainable:
@@ -187,7 +217,9 @@ def make_trainable(model: Any, recipe: Recipe, seed: int) -> Trainable:
         torch.manual_seed(seed)
     masters = MasterWeights(model.parameters())
     # NOTE: the fused form takes 0.07 of a second where the loop takes 0.43 on 134 M parameters of a CPU.
-    optimizer = torch.optim.AdamW(masters.masters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(
+        masters.masters, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True
+    )
     return Trainable(model, split_model(model), masters, optimizer, first)
 
 

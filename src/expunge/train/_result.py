@@ -78,7 +78,7 @@ class UnlearnResult:
         tolerance_source: where α came from: "option", "preset" or "holdout".
         steps: updates done.
         stopped_at: step at which the rule stopped; None: it did not.
-        seconds: time by stage: load, calibrate, reference, train (with all probes and full measurements), save, evaluate.
+        seconds: time by stage: load, calibrate, reference, train (probes and measurements included), save, evaluate.
         left: ids of the examples above the tolerance by more than their sampling error, measured on the saved model.
         forget_before: means over all forget examples.
         forget_after: the same of the saved model.

@@ -1,0 +1,22 @@
+"""What the tests of whole runs share."""
+
+import pytest
+import torch
+from tests.train import _runs
+
+
+@pytest.fixture(scope="session")
+def knowing(tmp_path_factory):
+    """Folder of a tiny float32 Llama that knows the rows to forget and to keep."""
+    return _runs.make_model(tmp_path_factory.mktemp("models") / "knowing")
+
+
+@pytest.fixture(scope="session")
+def knowing_bf16(tmp_path_factory):
+    return _runs.make_model(tmp_path_factory.mktemp("models") / "bf16", dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Paths of the data files, by option name."""
+    return _runs.write_data(tmp_path_factory.mktemp("data"))
