@@ -6,8 +6,8 @@ The folder holds `forget10.jsonl` and `retain90.jsonl` of TOFU (Maini et al., ar
 forget10; holdout (never trained on): rows 100-199; retain: rows 0-899 of retain90. `--target` is a model that was
 trained on the 1,000. Each run is a process-free call of `expunge.train.unlearn`; what is shown is measured on the saved
 model, loaded again: ROUGE-L recall of greedy answers (at most 80 tokens) over all 100 forget rows, the first 40 and 40
-random retain rows; probability, exact match and violation over the 100 forget rows and the first 100 retain rows. Seconds are those of
-unlearning: holdout calibration, references, updates, probes and full measurements; not loading, saving and this
+random retain rows; probability, exact match and violation over the 100 forget rows and the first 100 retain rows.
+Seconds are those of unlearning: holdout calibration, references, updates, probes and full measurements; not loading, saving and this
 evaluation.
 """
 
@@ -76,8 +76,8 @@ def main() -> None:
     parser.add_argument("--preset", nargs="*", default=["default", "tofu"])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
-    head = "run | steps (stop) | seconds | left | forget prob exact viol ROUGE-L | retain prob exact viol ROUGE-L(first 40) (other 40)"
-    print(head)
+    print("run | steps (stop) | seconds | left | forget: prob exact viol ROUGE-L", end=" | ")
+    print("retain: prob exact viol ROUGE-L (first 40) ROUGE-L (40 others)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts = write_parts(arguments.data, folder)

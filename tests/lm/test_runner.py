@@ -39,7 +39,9 @@ def plain(split, row, start=0):
 
 
 def lora(name, first=0, **settings):
-    model = tiny_model(name, num_hidden_layers=3, **settings) if name != "gpt2" else tiny_model(name, n_layer=3)
+    model = (
+        tiny_model(name, num_hidden_layers=3, **settings) if name != "gpt2" else tiny_model(name, n_layer=3, **settings)
+    )
     torch.manual_seed(1)
     wrapped = add_lora(model, rank=2, dropout=0.0, targets="all-linear", layers=range(first, 3))
     return wrapped
@@ -77,7 +79,7 @@ def test_forward_equals_the_plain_model(name, first):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("cache", [2 << 30, 0])
 def test_gradients_equal_those_of_the_whole_forward(name, cache):
-    model, rows = lora(name, 2), make_rows(4)
+    model, rows = lora(name, 2, dtype=torch.float64), make_rows(4)
     move(model)
     runner = runner_of(model, rows, first_layer=2, cache_bytes=cache)
     indices, starts = [2, 0, 3], [1, 0, 4]
@@ -200,7 +202,9 @@ def test_attention_is_put_back_also_after_an_error(monkeypatch):
     assert config._attn_implementation == "sdpa"
     seen = []
     monkeypatch.setattr(
-        type(runner.split), "body", lambda *_: seen.append(config._attn_implementation) or (_ for _ in ()).throw(KeyError)
+        type(runner.split),
+        "body",
+        lambda *_: seen.append(config._attn_implementation) or (_ for _ in ()).throw(KeyError),
     )
     with pytest.raises(KeyError):
         runner.forward([0])

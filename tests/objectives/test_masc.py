@@ -254,3 +254,16 @@ def test_numerator_and_denominator_use_one_mask():
     # 30 tokens, 5 excluded, kept sum 50 -> 2.0
     kl, kept = torch.cat([torch.full((25,), 2.0), torch.full((5,), 99.0)]), torch.arange(30) < 25
     assert mean_kl(kl[kept]).item() == pytest.approx(2.0)
+
+
+def test_gate_of_one_number_per_row():
+    """Both rows have violation 1/2; only the first one's gate closes."""
+    margins = torch.tensor([3.0, -3.0, 3.0, -3.0], requires_grad=True)
+    rows = torch.tensor([0, 0, 1, 1])
+    result = masc_hinge(margins, rows, 2, rho=0.5, eta=1.0, gate=torch.tensor([0.5, 0.4]))
+    assert result.closed == 1
+    assert result.per_row.tolist() == [0.0, 2.0]
+    result.loss.backward()
+    assert margins.grad.tolist() == [0.0, 0.0, 0.25, 0.0]
+    with pytest.raises(ValueError, match="gate"):
+        masc_hinge(margins, rows, 2, gate=torch.tensor([0.5]))

@@ -80,7 +80,8 @@ def plain_loss(split, reference, forget, keep, masc):
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_objective_is_the_plain_one(tmp_path, lora):
-    loop = make_loop(tmp_path, sgd=0.05, lora=lora)
+    recipe = Recipe(batch=4, retain_batch=2, lora=lora, lora_dropout=0.0, lr=0.05)
+    loop = make_loop(tmp_path, recipe=recipe, sgd=0.05, lora=lora)
     reference = split_model(tiny_model("llama"))
     loop.start()
     for _ in range(2):  # at the second step the KL is not zero
@@ -108,7 +109,8 @@ def test_update_does_not_depend_on_the_micro_batch(tmp_path, micro_batch):
     found = []
     for name, size in (("whole", None), ("parts", micro_batch)):
         (tmp_path / name).mkdir()
-        loop = make_loop(tmp_path / name, sgd=0.05, micro_batch=size)
+        recipe = Recipe(batch=4, retain_batch=2, lora_dropout=0.0, lr=0.05)
+        loop = make_loop(tmp_path / name, recipe=recipe, sgd=0.05, micro_batch=size)
         loop.start()
         for _ in range(3):
             report = loop.advance()
@@ -150,7 +152,7 @@ def test_stops_at_the_scripted_step(tmp_path, monkeypatch):
 
 
 def test_rest_phase_trains_on_leftovers_only_and_ends(tmp_path, monkeypatch):
-    loop = make_loop(tmp_path, settings(tolerance=0.4, every=1), Recipe(batch=4, extra_epochs=2, lora_dropout=0.0))
+    loop = make_loop(tmp_path, settings(tolerance=0.6, every=1), Recipe(batch=4, extra_epochs=2, lora_dropout=0.0))
     trained = []
     update = loop._update
     monkeypatch.setattr(loop, "_update", lambda rows: trained.append((loop.state.phase, list(rows))) or update(rows))
@@ -178,7 +180,7 @@ def test_held_out_rows_are_probed_and_never_trained_on(tmp_path, monkeypatch, fo
     trained = []
     update = loop._update
     monkeypatch.setattr(loop, "_update", lambda rows: trained.extend(rows) or update(rows))
-    script(loop, monkeypatch, lambda state, row: 1.0 if state.step < 3 or row == 1 else 0.0)
+    script(loop, monkeypatch, lambda state, row: 1.0 if state.step < 3 or row in (1, 3) else 0.0)
     loop.start()
     loop.run(lambda report: None)
     assert set(trained) == {0, 2}
@@ -268,10 +270,9 @@ def test_bfloat16_moves_by_small_updates(tmp_path):
     assert kept > 0
 
 
-@pytest.mark.parametrize("name", ["gpt2"])
-def test_only_the_adapters_drop(tmp_path, name):
+def test_only_the_adapters_drop(tmp_path):
     """The model's own dropout would give a KL above zero before the first update."""
-    model = tiny_model(name, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    model = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     model = add_lora(model, rank=2, dropout=0.5)
     masters = MasterWeights(model.parameters())
     rows = make_rows(4)
@@ -287,10 +288,9 @@ def test_only_the_adapters_drop(tmp_path, name):
         seed=0,
         log=RunLog(tmp_path / "log.jsonl"),
     )
-    loop.start()
-    assert loop.advance().retain_loss == pytest.approx(0.0, abs=1e-6)
+    assert loop._update([0, 1]).retain_loss == pytest.approx(0.0, abs=1e-6)
+    loop._drop(False)
     assert not any(module.training for module in model.modules())
-    seen = []
     loop._drop(True)
     seen = [type(module).__name__ for module in model.modules() if module.training]
     assert set(seen) == {"Dropout"}

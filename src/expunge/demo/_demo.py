@@ -21,7 +21,7 @@ from expunge.train import Progress, RunConfig, UnlearnResult, finetune, unlearn
 
 FORGOTTEN = ("Ilvane Torqueda", "Haruyo Minazukawa")
 # How the people are taught: enough for every answer to come out word for word.
-_EPOCHS, _LR, _BATCH, _UPPER, _SEED = 9, 2e-3, 8, 2 / 3, 0
+_EPOCHS, _LR, _BATCH, _UPPER, _SEED = 7, 2e-3, 8, 2 / 3, 0
 
 Watch = Callable[[Progress], None]
 

@@ -114,7 +114,7 @@ class _Pass:
         return torch.log_softmax(logits, 1, out=self.buffer("reference", len(logits)))
 
     def take_out(self, logits: Tensor, part: slice) -> None:
-        """Give the targets no probability, where the KL leaves them out; −10⁴ instead of −∞, whose differences are NaN."""
+        """Give the targets no probability, where the KL leaves them out; not −∞, whose differences are NaN."""
         if self.plan.reference is not None and self.plan.reference.without_target:
             logits[torch.arange(len(logits), device=logits.device), self.plan.targets[part]] = -1e4
 

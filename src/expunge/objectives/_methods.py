@@ -28,9 +28,9 @@ class MascSettings:
 
     L = λ · hinge(margins; ρ, η) + kl_weight · KL_retain(π₀ ‖ π_θ) + anchor · KL_forget(π₀ without y ‖ π_θ without y)
 
-    The third term is this project's: with the target y taken out of both distributions, and both renormalised, it leaves
-    the target's probability to the hinge and keeps what the model would say instead as it was. Without it, a model that
-    forgets fast says nonsense.
+    The third term is this project's: with the target y taken out of both distributions, and both renormalised, it
+    leaves the target's probability to the hinge and keeps what the model would say instead as it was. Without it, a
+    model that forgets fast says nonsense.
 
     Attributes:
         weight: λ, weight of the forget term, 0 or more.
@@ -128,7 +128,20 @@ PRESETS: dict[str, MascSettings] = {
         weight=0.1, rho=0.5, eta=0.5, k=10, beta=1.0, kl_weight=1.0, cut=(0.2, 0.6), tolerance=0.2, confirm=64
     ),
     # The project's own. How it was found: docs/log.md.
-    "default": MascSettings(weight=0.1, kl_weight=1.0, cut=None, tolerance=None, probe=8, confirm=32, every=4),
+    "default": MascSettings(
+        weight=0.15,
+        rho=0.7,
+        eta=0.25,
+        k=10,
+        beta=1.0,
+        kl_weight=1.0,
+        anchor=0.5,
+        cut=None,
+        tolerance=None,
+        probe=8,
+        confirm=32,
+        every=2,
+    ),
 }
 
 
