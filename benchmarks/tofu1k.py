@@ -4,11 +4,10 @@
 
 The folder holds `forget10.jsonl` and `retain90.jsonl` of TOFU (Maini et al., arXiv 2401.06121). Forget: rows 0-99 of
 forget10; holdout (never trained on): rows 100-199; retain: rows 0-899 of retain90. `--target` is a model that was
-trained on the 1,000. Each run is a process-free call of `expunge.train.unlearn`; what is shown is measured on the saved
-model, loaded again: ROUGE-L recall of greedy answers (at most 80 tokens) over all 100 forget rows, the first 40 and 40
-random retain rows; probability, exact match and violation over the 100 forget rows and the first 100 retain rows.
-Seconds are those of unlearning: holdout calibration, references, updates, probes and full measurements; not loading, saving and this
-evaluation.
+trained on the 1,000. What is shown is measured on the saved model, loaded again: ROUGE-L recall of greedy answers (at
+most 80 tokens) over all 100 forget rows, the first 40 retain rows and 40 random others; probability, exact match and
+violation over the 100 forget rows and the first 100 retain rows. Seconds are those of unlearning: holdout calibration,
+references, updates, probes and full measurements; not loading, saving and this evaluation.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ import pytest
 import torch
 from tests.train import _runs
 
+# Threads that wait for each other on a busy machine take a hundred times as long as these tiny models need.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def knowing(tmp_path_factory):

@@ -62,7 +62,7 @@ def test_resolved_fills_in_the_preset():
     ("changes", "message"),
     [
         ({"retain": None, "holdout": "h"}, "^retain: found none"),
-        ({}, "^tolerance: found none"),
+        ({"masc": MascSettings(tolerance=None)}, "^tolerance: found none"),
         ({"tolerance": 0.3, "adapter_only": True, "recipe": Recipe(lora=False)}, "^adapter_only: "),
     ],
 )

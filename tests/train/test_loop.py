@@ -236,7 +236,7 @@ def test_non_finite_loss_keeps_the_weights_and_goes_back(tmp_path, value):
     saved = head.detach().clone()
     with torch.no_grad():
         head[:, 0] = value
-    with pytest.raises(StepError, match="^step 2: "):
+    with pytest.raises(StepError, match=r"^step 2: "):
         loop.advance()
     with torch.no_grad():
         head.copy_(saved)
@@ -252,7 +252,7 @@ def test_a_model_of_nan_has_not_forgotten(tmp_path):
     loop = make_loop(tmp_path)
     with torch.no_grad():
         loop.runner.split.head.weight.fill_(math.nan)
-    with pytest.raises(RunError, match="^step 0: the model's outputs are not numbers"):
+    with pytest.raises(RunError, match=r"^step 0: the model's outputs are not numbers"):
         loop.start()
 
 

@@ -154,7 +154,7 @@ def test_resume_refuses_changed_data_model_and_packages(tmp_path, knowing, data)
 def test_resume_of_something_else(tmp_path, content):
     if content is not None:
         (tmp_path / "run.json").write_text(content)
-    with pytest.raises(UsageError, match="run.json"):
+    with pytest.raises(UsageError, match=r"run\.json"):
         resume(tmp_path)
 
 
@@ -175,13 +175,13 @@ def test_a_taken_folder_is_refused_before_the_model_is_loaded(tmp_path, data, mo
         (out / "note.txt").write_text("mine")
     else:
         out.write_text("mine")
-    with pytest.raises(UsageError, match="^out: "):
+    with pytest.raises(UsageError, match=r"^out: "):
         run("absent", data, out)
 
 
 def test_an_error_after_the_loading_leaves_no_folder(tmp_path, knowing, data):
     for changes in ({"targets": ("q_proj", "nope")}, {"k": 96}):
-        with pytest.raises(UsageError, match="nope|k: found 96"):
+        with pytest.raises(UsageError, match=r"nope|k: found 96"):
             run(knowing, data, tmp_path / "run", **changes)
         assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +271,7 @@ def test_a_model_with_few_positions(tmp_path, knowing, data):
     file = model / "config.json"
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {"max_position_embeddings": 8}))
-    with pytest.raises(UsageError, match="^max_length: forget has a row of 1[0-9] tokens"):
+    with pytest.raises(UsageError, match=r"^max_length: forget has a row of 1[0-9] tokens"):
         run(str(model), data, tmp_path / "run")
     file.write_text(json.dumps(values | {"max_position_embeddings": 20}))
     assert run(str(model), data, tmp_path / "run").forget_before.generated == 2

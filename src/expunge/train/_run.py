@@ -312,12 +312,21 @@ class _Run:
             retain_after=after["retain"],
             max_logit_error=saved.max_logit_error,
             fingerprint=saved.fingerprint,
-            notes=(*self.loaded.notes, *saved.warnings),
+            notes=(*self.loaded.notes, *saved.warnings, *self._advice()),
             answers=self.evaluation.answers,
         )
         self.folder.write_json(RESULT, result.to_dict(texts=self.config.show_text))
         self.folder.drop_checkpoint()
         return result
+
+    def _advice(self) -> tuple[str, ...]:
+        """What would have made the numbers surer."""
+        if self.run_info["tolerance_source"] != "preset" or self.config.preset != "default":
+            return ()
+        return (
+            f"the tolerance {self.masc.tolerance:g} is the preset's; `--holdout FILE` with comparable texts the model never "
+            "saw would measure it",
+        )
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
