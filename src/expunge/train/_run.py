@@ -324,8 +324,8 @@ class _Run:
         if self.run_info["tolerance_source"] != "preset" or self.config.preset != "default":
             return ()
         return (
-            f"the tolerance {self.masc.tolerance:g} is the preset's; `--holdout FILE` with comparable texts the model never "
-            "saw would measure it",
+            f"the tolerance {self.masc.tolerance:g} is the preset's; `--holdout FILE` with comparable texts the model "
+            "never saw would measure it",
         )
 
     # -- helpers -----------------------------------------------------------------------------------------------------
