@@ -129,13 +129,13 @@ PRESETS: dict[str, MascSettings] = {
     ),
     # The project's own. How it was found: docs/log.md.
     "default": MascSettings(
-        weight=0.15,
+        weight=0.08,
         rho=0.7,
         eta=0.25,
         k=10,
         beta=1.0,
         kl_weight=1.0,
-        anchor=0.5,
+        anchor=0.35,
         cut=None,
         tolerance=0.475,  # the authors' TOFU value, near what text never seen has; a holdout replaces it
         probe=8,
