@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from expunge.data import Corpus, DataReport, EpochSampler, Record, check_pair, encode_records, read_records
+from expunge.data import Corpus, DataReport, EpochSampler, Record, Row, check_pair, encode_records, read_records
 from expunge.errors import UsageError
 from expunge.lm import (
     LoadedModel,
@@ -29,6 +29,9 @@ from expunge.lm import (
 )
 from expunge.objectives import MascSettings
 from expunge.train._config import Recipe, RunConfig
+
+# Rows that are computed together for the runner's cache.
+_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -223,15 +226,16 @@ def make_trainable(model: Any, recipe: Recipe, seed: int) -> Trainable:
     return Trainable(model, split_model(model), masters, optimizer, first)
 
 
-def make_runner(
-    trainable: Trainable, data: Data, masc: MascSettings, recipe: Recipe, *, pad_id: int, seed: int
-) -> RowRunner:
+def make_runner(trainable: Trainable, data: Data, masc: MascSettings, *, pad_id: int, seed: int) -> RowRunner:
     """Rows of the run, forget rows first, with the cache groups that belong to the seed."""
     forget, retain = data.forget.corpus.rows, () if data.retain is None else data.retain.corpus.rows
-    groups = _chunks(range(len(forget)), recipe.batch, seed)
+    # Every forget row is measured before the first update. Retain rows are computed when the first of their group comes
+    # up: a group is made of rows that the first pass draws one after another.
+    groups = _by_length(range(len(forget)), forget)
     if retain and masc.kl_weight > 0:
-        # The groups are the batches of the first pass: a row's states are computed when its batch first comes up.
-        groups += _chunks(range(len(forget), len(forget) + len(retain)), recipe.retain_batch, seed + 2)
+        order = EpochSampler(range(len(forget), len(forget) + len(retain)), seed=seed + 2).next(len(retain))
+        for start in range(0, len(order), 2 * _GROUP):
+            groups += _by_length(order[start : start + 2 * _GROUP], [*forget, *retain])
     without = partial(adapter_disabled, trainable.model) if isinstance(trainable.model, PeftModel) else None
     return RowRunner(
         trainable.split,
@@ -243,9 +247,10 @@ def make_runner(
     )
 
 
-def _chunks(items: Sequence[int], size: int, seed: int) -> list[list[int]]:
-    order = EpochSampler(items, seed=seed).next(len(items))
-    return [order[first : first + size] for first in range(0, len(order), size)]
+def _by_length(items: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+    """Groups of rows of similar length: little padding, and products large enough for a CPU."""
+    order = sorted(items, key=lambda item: (len(rows[item].input_ids), item))
+    return [order[first : first + _GROUP] for first in range(0, len(order), _GROUP)]
 
 
 def held_out(config: RunConfig, n_forget: int) -> list[int]:

@@ -188,7 +188,7 @@ class _Run:
 
     def _make_loop(self, log: RunLog) -> None:
         self.runner = make_runner(
-            self.trainable, self.data, self.masc, self.recipe, pad_id=self.loaded.pad_id, seed=self.config.seed
+            self.trainable, self.data, self.masc, pad_id=self.loaded.pad_id, seed=self.config.seed
         )
         forget = self.data.forget.corpus.rows
         self.loop = UnlearningLoop(
