@@ -20,7 +20,8 @@ def words(model, data, out, **changes):
     values = options(model, data, out, **changes)
     found = ["unlearn", values.pop("model")]
     for name, value in values.items():
-        found += [] if value is None else [f"--{name.replace('_', '-')}", *str(value).split()]
+        parts = str(value).split() if name in ("columns", "cut", "betas") else [str(value)]
+        found += [] if value is None else [f"--{name.replace('_', '-')}", *parts]
     return found
 
 

@@ -26,7 +26,7 @@ KINDS = {
     "lora": {},
     "dropout": {"lora_dropout": 0.2},
     "upper": {"upper": 0.5, "lora_dropout": 0.1},
-    "full": {"lora": False, "lr": 1e-3},
+    "full": {"lora": False, "lr": 3e-3},
 }
 
 
