@@ -188,7 +188,7 @@ def test_plain_result(tmp_path, capsys, knowing, data):
     assert "loading" in errors
 
 
-def test_interrupted_by_a_signal_then_resumed(tmp_path, knowing, data):
+def test_interrupted_by_a_signal_then_resumed(tmp_path, capsys, knowing, data):
     program = [sys.executable, "-m", "expunge"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     slow = words(knowing, data, tmp_path / "out", lr=1e-6, epochs=2000, tolerance=0.1, checkpoint_every=1000)
@@ -203,9 +203,8 @@ def test_interrupted_by_a_signal_then_resumed(tmp_path, knowing, data):
     saved = json.loads((tmp_path / "out" / "run.json").read_text())
     saved["config"]["recipe"]["epochs"] = 1
     (tmp_path / "out" / "run.json").write_text(json.dumps(saved))
-    done = subprocess.run([*program, "resume", str(tmp_path / "out"), "--json"], capture_output=True, env=environment)
-    assert done.returncode == 3, done.stderr
-    assert json.loads(done.stdout)["reason"].startswith("not stopped within 1 passes")
+    assert main(["resume", str(tmp_path / "out"), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["reason"].startswith("not stopped within 1 passes")
 
 
 def test_help_needs_no_torch():

@@ -195,12 +195,18 @@ def test_held_out_rows_are_probed_and_never_trained_on(tmp_path, monkeypatch, fo
     assert loop.state.stopped_at is None  # the mean of the held-out rows never came down
 
 
-def test_held_out_leftovers_end_the_run(tmp_path, monkeypatch):
+def test_held_out_leftovers_are_not_trained_on_and_end_the_run(tmp_path, monkeypatch):
     loop = make_loop(tmp_path, settings(tolerance=0.6, every=1), Recipe(batch=2, lora_dropout=0.0), held_out=[1, 3])
-    script(loop, monkeypatch, lambda state, row: 1.0 if state.step < 1 or row == 1 else 0.0)
+    trained = []
+    update = loop._update
+    monkeypatch.setattr(loop, "_update", lambda rows: trained.append(set(rows)) or update(rows))
+    script(
+        loop, monkeypatch, lambda state, row: 1.0 if state.step < 1 or row == 1 or (row, state.step) == (2, 1) else 0
+    )
     loop.start()
     loop.run(lambda report: None)
-    assert (loop.state.stopped_at, loop.state.rest, loop.state.step) == (1, [1], 1)
+    assert trained == [{0, 2}, {2}]
+    assert (loop.state.stopped_at, loop.state.rest, loop.state.step) == (1, [1], 2)
     assert "held-out" in loop.state.reason
 
 
@@ -249,6 +255,20 @@ def test_non_finite_loss_keeps_the_weights_and_goes_back(tmp_path, value):
     assert torch.equal(after["positions"]["masks"], before["positions"]["masks"])
     assert all(torch.equal(a, b) for a, b in zip(after["trainable"], before["trainable"], strict=True))
     assert loop.advance().step == 2
+
+
+def test_non_finite_gradient_keeps_the_weights_and_goes_back(tmp_path, monkeypatch):
+    loop = make_loop(tmp_path)
+    loop.start()
+    before = loop.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+        with pytest.raises(StepError, match=r"^step 1: the gradient norm is inf"):
+            loop.advance()
+    after = loop.state_dict()
+    assert after["loop"] == before["loop"]
+    assert all(torch.equal(a, b) for a, b in zip(after["trainable"], before["trainable"], strict=True))
+    assert all(p.grad is None for p in [*loop.masters.params, *loop.masters.masters])
 
 
 def test_a_model_of_nan_has_not_forgotten(tmp_path):

@@ -186,65 +186,86 @@ def test_an_error_after_the_loading_leaves_no_folder(tmp_path, knowing, data):
         assert list(tmp_path.iterdir()) == []
 
 
+# Imports once, then forks a run for each line it reads: a process takes longer to import torch than to run.
 SCRIPT = """
-import json, resource, sys, time
-from expunge.train import config_from_options, unlearn, resume
+import json, os, resource, sys, time
+from expunge.train import _run, config_from_options, unlearn
 from expunge.errors import ExpungeError
-job = json.loads(sys.argv[1])
-if job["limit"]:
-    from expunge.train import _run
+
+def run(job):
     def save(*args, **kwargs):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
+        if job["limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
         return plain(*args, **kwargs)
     plain, _run.save_model = _run.save_model, save
-print("ready", flush=True)
-def watch(state):
-    if state.stage == "train": print("step", flush=True); time.sleep(job["sleep"])
-try:
-    result = unlearn(config_from_options(job["options"]), progress=watch)
-except ExpungeError as error:
-    print(error, file=sys.stderr); sys.exit(error.exit_code)
+    def watch(state):
+        if state.stage == "train":
+            print("step", flush=True)
+            time.sleep(job["sleep"])
+    try:
+        unlearn(config_from_options(job["options"]), progress=watch)
+    except ExpungeError as error:
+        print(f"error {error.exit_code} {error}", flush=True)
+    os._exit(0)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        run(json.loads(line))
+    print(child, flush=True)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
 """
 
 
-def start(model, data, out, *, limit=None, sleep=0.0, **changes):
-    job = json.dumps({"options": options(model, data, out, **changes), "limit": limit, "sleep": sleep})
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, job],
+@pytest.fixture(scope="module")
+def runs():
+    """Starts a run in a process of its own and gives the process's number and a reader of its lines."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
 
+    def start(model, data, out, *, limit=None, sleep=0.0, **changes):
+        job = {"options": options(model, data, out, **changes), "limit": limit, "sleep": sleep}
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline()), lambda: server.stdout.readline().strip()
 
-def test_killed_at_random_moments_then_resumed(tmp_path, knowing, data):
-    changes = {"checkpoint_every": 1, "lora_dropout": 0.1, "tolerance": 0.1}
+    yield start
+    server.stdin.close()
+    server.wait(30)
+
+
+def test_killed_at_random_moments_then_resumed(tmp_path, knowing, data, runs):
+    changes = {"checkpoint_every": 1, "lora_dropout": 0.1, "tolerance": 0.1, "sample": 0}
     whole = run(knowing, data, tmp_path / "whole", **changes)
-    out = tmp_path / "parts"
     chance = random.Random(0)
-    for _ in range(3):
-        shutil.rmtree(out, ignore_errors=True)
-        process = start(knowing, data, out, sleep=0.05, **changes)
-        for _ in range(chance.randrange(2, 5)):  # "ready" and some steps
-            process.stdout.readline()
-        time.sleep(chance.random() * 0.1)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+    for attempt in range(3):
+        out = tmp_path / f"parts{attempt}"
+        process, line = runs(knowing, data, out, sleep=0.02, **changes)
+        for _ in range(chance.randrange(1, whole.steps)):
+            assert line() == "step"
+        time.sleep(chance.random() * 0.04)
+        os.kill(process, signal.SIGKILL)
+        while (last := line()) == "step":
+            pass
+        assert last == f"ended {int(signal.SIGKILL)}"
         result = resume(out)
         assert same(tmp_path / "whole", out)
         assert comparable(result) == comparable(whole)
 
 
-def test_a_full_disk_while_saving_leaves_no_model(tmp_path, knowing, data):
+def test_a_full_disk_while_saving_leaves_no_model(tmp_path, knowing, data, runs):
     out = tmp_path / "run"
-    process = start(knowing, data, out, limit=20_000)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1, errors
-    lines = [line for line in errors.splitlines() if "it/s]" not in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("cannot write")
+    _, line = runs(knowing, data, out, limit=20_000)
+    while (last := line()) == "step":
+        pass
+    assert last.startswith("error 1 cannot write")
+    assert line() == "ended 0"  # one line
     assert not (out / "model").exists()
     assert {path.name for path in out.iterdir()} == {"run.json", "log.jsonl", "scores", "checkpoint"}
     assert resume(out).forgotten

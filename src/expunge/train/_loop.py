@@ -8,23 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from expunge.data import EpochSampler
-from expunge.errors import RunError
-from expunge.lm import Labelled, Margin, MasterWeights, RowRunner, adapter_dropouts
+from expunge.lm import Labelled, MasterWeights, RowRunner, adapter_dropouts
 from expunge.objectives import MascSettings, kl_sum, masc_hinge, suffix_start, threshold
-from expunge.stopping import Decision, Observation, StoppingRule, left_over, sampling_error
+from expunge.stopping import Decision, Observation, StoppingRule, left_over
 from expunge.train._config import Recipe
 from expunge.train._log import RunLog
+from expunge.train._measure import margins_of, measure
+from expunge.train._schedule import gates, step_scale
 from expunge.train._state import Counts, LoopState, StepError, StepReport, Sums
-
-# Rows in a forward pass without gradient.
-_MEASURE = 16
-# Smallest factor of a tapered step size.
-_LEAST_STEP = 0.25
-# Where the gate of an example left after the stop closes, in sampling errors above α; at 1 it would be within.
-_REST_GATE = 0.8
 
 
 class UnlearningLoop:
@@ -84,7 +77,6 @@ class UnlearningLoop:
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def measure(self, rows: Sequence[int], starts: Sequence[int] | None = None) -> list[float]:
         """Violation of rows under the present model: share of tokens with margin above τ_ρ.
 
@@ -93,30 +85,7 @@ class UnlearningLoop:
         Raises:
             RunError: a margin is not a number.
         """
-        found = [math.nan] * len(rows)
-        places = sorted(range(len(rows)), key=lambda place: self.runner.tokens(rows[place]))
-        for first in range(0, len(places), _MEASURE):
-            part = places[first : first + _MEASURE]
-            cuts = None if starts is None else [starts[place] for place in part]
-            chosen = [rows[place] for place in part]
-            labelled = self.runner.forward(chosen, cuts)
-            margins = self._margins(labelled, chosen, cuts)
-            # NOTE: no comparison with NaN is true, so a broken model would count as one that has forgotten.
-            if bool(margins.isnan().any()):
-                raise RunError(f"step {self.state.step}: the model's outputs are not numbers")
-            shares = masc_hinge(margins, labelled.row, len(part), rho=self.masc.rho, eta=self.masc.eta).violation
-            for place, share in zip(part, shares.tolist(), strict=True):
-                found[place] = share
-        return found
-
-    def _margins(self, labelled: Labelled, rows: Sequence[int], starts: Sequence[int] | None) -> Tensor:
-        masc = self.masc
-        sets = None
-        if masc.teacher_delta is not None:
-            sets = self.runner.competitors(rows, starts, k=masc.k, delta=masc.teacher_delta)
-        margin = self.runner.stats(labelled, margin=Margin(k=masc.k, beta=masc.beta, competitors=sets)).margin
-        assert margin is not None
-        return margin
+        return measure(self.runner, self.masc, rows, starts, step=self.state.step)
 
     def measure_all(self) -> list[int]:
         """Measure every forget example, and note and return those above the tolerance by more than chance explains."""
@@ -253,11 +222,12 @@ class UnlearningLoop:
         state = self.state
         if state.phase == "done":
             return None
-        before = self._positions()
+        before, recent = self._positions(), state.recent
         try:
             report = self._update(state.queue[: self.recipe.batch])
         except StepError:
             self._go_to(before)
+            state.recent = recent
             raise
         finally:
             self._drop(False)
@@ -312,17 +282,17 @@ class UnlearningLoop:
         is_forget = labelled.row < n_forget
         loss = labelled.hidden.new_zeros((), dtype=torch.float32)
         if n_forget:
-            chosen = [row for row, _, _ in rows[:n_forget]]
+            chosen, starts = [row for row, _, _ in rows[:n_forget]], [start for _, _, start in rows[:n_forget]]
             part = Labelled(labelled.hidden[is_forget], labelled.row[is_forget], labelled.target[is_forget])
-            margins = self._margins(part, chosen, [start for _, _, start in rows[:n_forget]])
-            hinge = masc_hinge(
-                margins, part.row, n_forget, rho=self.masc.rho, eta=self.masc.eta, gate=self._gate(chosen)
-            )
+            margins = margins_of(self.runner, self.masc, part, chosen, starts)
+            gate = None
+            if self.recipe.gate:
+                tokens = [self.runner.tokens(row) for row in chosen]
+                gate = margins.new_tensor(gates(self.state.phase, tokens, alpha=self.alpha, slack=self.slack))
+            hinge = masc_hinge(margins, part.row, n_forget, rho=self.masc.rho, eta=self.masc.eta, gate=gate)
             loss = loss + self.masc.weight * hinge.total / max(counts.forget_rows, 1)
             if self.masc.anchor > 0:
-                reference = self.runner.reference(
-                    chosen, [start for _, _, start in rows[:n_forget]], without_target=True
-                )
+                reference = self.runner.reference(chosen, starts, without_target=True)
                 anchor = self.runner.stats(part, kl=reference).kl
                 assert anchor is not None
                 loss = loss + self.masc.anchor * kl_sum(anchor).total / max(counts.forget_tokens, 1)
@@ -363,39 +333,11 @@ class UnlearningLoop:
                 f"step {self.state.step + 1}: the gradient norm is {norm}; the weights of the step before are kept"
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr * self._scale()
+            group["lr"] = self.recipe.lr * step_scale(self.recipe, self.state, self.alpha)
         self.optimizer.step()
         self.masters.to_model()
         self.masters.zero_grad()
         return norm
-
-    def _gate(self, rows: Sequence[int]) -> Tensor | None:
-        """The violation at which a row's gate closes: α; for what is left after the stop, α and most of its error.
-
-        In the main phase the mean has to come down to α. After it only single examples are left, and pushing these
-        below α would push all the others far below.
-        """
-        if not self.recipe.gate:
-            return None
-        if self.state.phase == "main":
-            return torch.full((len(rows),), self.alpha)
-        gates = []
-        for row in rows:
-            tokens = self.runner.tokens(row)
-            gate = self.alpha + _REST_GATE * sampling_error(self.alpha, tokens) - self.slack / tokens
-            gates.append(min(1.0, max(self.alpha, gate)))
-        return torch.tensor(gates)
-
-    def _scale(self) -> float:
-        """Factor of the step size: warmup, then the taper."""
-        recipe, state = self.recipe, self.state
-        scale = min(1.0, (state.step + 1) / recipe.warmup) if recipe.warmup else 1.0
-        if recipe.taper is None:
-            return scale
-        if state.phase == "rest":
-            return scale * _LEAST_STEP
-        left = (state.recent - self.alpha) / max(recipe.taper * (1 - self.alpha), 1e-6)
-        return scale * min(1.0, max(_LEAST_STEP, left))
 
     def run(self, after_step: Callable[[StepReport], None]) -> None:
         """Advance until done; `after_step` sees every update and may raise to interrupt."""

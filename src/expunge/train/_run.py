@@ -7,7 +7,6 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def resume(
         return _Run(config, progress, interrupted).go_on(folder, saved)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _flushed() -> Iterator[None]:
     """Subnormal numbers count as zero inside the block.
 
@@ -307,6 +306,8 @@ class _Run:
             above = left_over(table.values("violation"), table.values("tokens"), alpha)
             left = [self.loop.ids[index] for index in above]
         reason = state.reason
+        if state.stopped_at is not None and state.rest and not left:  # training asks for a token more than the result
+            reason = f"stopped at step {state.stopped_at}: every example is forgotten"
         if left and not state.rest:
             reason = f"{len(left)} examples are above the tolerance in the saved model, though not in training"
         assert before["forget"] is not None
