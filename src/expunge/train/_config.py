@@ -48,7 +48,7 @@ class Recipe:
         lr: step size of AdamW.
         betas: decay of AdamW's first and second moment, in [0, 1).
         taper: from which violation on the step size shrinks, as a share of the way from the tolerance to 1, in (0, 1]:
-            in proportion to what is left of that way, to a quarter at the tolerance and for the examples left after the
+            in proportion to what is left of that way, to half at the tolerance and for the examples left after the
             stop. None: constant.
         warmup: updates over which the step size rises linearly from lr / warmup to lr.
         weight_decay: decoupled weight decay, applied once per update.

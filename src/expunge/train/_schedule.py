@@ -9,7 +9,7 @@ from expunge.train._config import Recipe
 from expunge.train._state import LoopState
 
 # Smallest factor of a tapered step size.
-_LEAST_STEP = 0.25
+_LEAST_STEP = 0.5
 # Where the gate of an example left after the stop closes, in sampling errors above α; at 1 it would be within.
 _REST_GATE = 0.8
 
