@@ -129,7 +129,7 @@ PRESETS: dict[str, MascSettings] = {
     ),
     # The project's own. How it was found: docs/log.md.
     "default": MascSettings(
-        weight=0.11,
+        weight=0.08,
         rho=0.7,
         eta=0.25,
         k=10,
