@@ -1,5 +1,6 @@
 """Language models: loading, LoRA, the body/head split, token statistics, saving and verifying."""
 
+from expunge.lm._activations import LayerOutput, decoder_layers, layer_output
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._head import Head, Split, split_model
 from expunge.lm._load import LoadedModel, load_model, pick_device
@@ -17,6 +18,7 @@ __all__ = [
     "SMOLLM2",
     "Head",
     "Labelled",
+    "LayerOutput",
     "LoadedModel",
     "LoraReport",
     "Margin",
@@ -32,9 +34,11 @@ __all__ = [
     "adapter_dropouts",
     "add_lora",
     "competitor_ids",
+    "decoder_layers",
     "default_targets",
     "fingerprint",
     "labelled_positions",
+    "layer_output",
     "load_model",
     "lora_report",
     "merged_in_place",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from expunge.errors import UsageError
 from expunge.lm._head import Head, accumulation_dtype
 from expunge.lm._margin import largest
 
@@ -16,7 +17,13 @@ from expunge.lm._margin import largest
 # at V = 152,000, d = 896 the time per token falls by 10 to 20 % from 110 to 440 rows.
 _BUFFER_BYTES = 128 * 2**20
 _MIN_ROWS, _MAX_ROWS = 32, 2048
-DIFFERENTIABLE = ("logprob", "kl", "entropy")
+DIFFERENTIABLE = ("logprob", "kl", "entropy", "uniform")
+
+
+def check_shift(shift: float) -> None:
+    """Raise UsageError unless the shift is a finite number from 0."""
+    if not 0.0 <= shift < float("inf"):
+        raise UsageError(f"target_shift must be a finite number from 0, found {shift}")
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,23 @@ class Reference:
         head: the reference's head, with the same vocabulary.
         without_target: take the target out of both distributions and renormalise them: the KL then says nothing of
             how likely the target is, and compares what the models would say otherwise.
+        target_shift: γ ≥ 0 by which the reference's logit of the target is lowered: KL(π₀' ‖ π_θ) with π₀' = softmax(z₀
+            − γ·onehot(y)). UNDIAL (arXiv 2402.10052) minimises the cross-entropy −Σ_v π₀'(v)·log π_θ(v) instead, which
+            is larger by the entropy of π₀', a constant: the gradient is the same.
+
+    Raises:
+        UsageError: if target_shift is negative or not finite, or given together with without_target.
     """
 
     hidden: Tensor
     head: Head
     without_target: bool = False
+    target_shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_shift(self.target_shift)
+        if self.without_target and self.target_shift:
+            raise UsageError("target_shift: without_target leaves no target whose logit could be lowered")
 
 
 @dataclass(frozen=True)
@@ -50,11 +69,12 @@ class Plan:
     search: int = 0
     chunk: int | None = None
     grad: bool = True
+    uniform: bool = False
 
     @property
     def softmax(self) -> bool:
         """Whether a normalised distribution is needed, or only the order of the logits."""
-        return self.logprob or self.entropy or self.moments or self.reference is not None
+        return self.logprob or self.entropy or self.moments or self.uniform or self.reference is not None
 
     @property
     def empty(self) -> bool:
@@ -111,6 +131,8 @@ class _Pass:
         weight = reference.head.weight.detach().to(self.dtype)
         logits = self.finished(reference.head, self.product(reference.hidden[part].detach().to(self.dtype), weight))
         self.take_out(logits, part)
+        if reference.target_shift:
+            logits[torch.arange(len(logits), device=logits.device), self.plan.targets[part]] -= reference.target_shift
         return torch.log_softmax(logits, 1, out=self.buffer("reference", len(logits)))
 
     def take_out(self, logits: Tensor, part: slice) -> None:
@@ -166,6 +188,8 @@ class _Chunk:
                 out["mean"] = mean
                 deviation = torch.sub(self.logp, mean[:, None], out=self.owner.buffer("work", rows))
                 out["variance"] = deviation.square_().mul_(probs).sum(1)
+        if plan.uniform:
+            out["uniform"] = self.logp.mean(1)
         if self.log_reference is not None:
             probs = torch.exp(self.log_reference, out=self.owner.buffer("logits", rows))
             ratio = torch.sub(self.log_reference, self.logp, out=self.owner.buffer("work", rows))
@@ -175,13 +199,15 @@ class _Chunk:
     def slope(self, name: str) -> Tensor:
         """∂ statistic / ∂ logits of each row, (rows, V), in the buffer "logits".
 
-        logprob: 1[v = y] − π_v; kl: π_v − π₀_v; entropy: −π_v (log π_v + H).
+        logprob: 1[v = y] − π_v; kl: π_v − π₀_v; entropy: −π_v (log π_v + H); uniform: 1/V − π_v.
         """
         rows = len(self.logp)
         slope = torch.exp(self.logp, out=self.owner.buffer("logits", rows))
         if name == "logprob":
             slope.neg_()[torch.arange(rows, device=slope.device), self.targets.squeeze(1)] += 1.0
             return slope
+        if name == "uniform":
+            return slope.neg_().add_(1.0 / slope.shape[1])
         if name == "kl":
             assert self.log_reference is not None
             return slope.sub_(torch.exp(self.log_reference, out=self.owner.buffer("work", rows)))

@@ -11,7 +11,7 @@ from expunge.errors import UsageError
 from expunge.lm._head import Head, accumulation_dtype
 from expunge.lm._margin import Margin, check_k, gathered_logits, largest, margin_of, valid_competitors
 from expunge.lm._margin import margin as _margin
-from expunge.lm._scan import Plan, Reference, scan
+from expunge.lm._scan import Plan, Reference, check_shift, scan
 
 IGNORE_INDEX = -100
 
@@ -25,6 +25,7 @@ class TokenStats:
         margin: β·z_y − log Σ_{v ∈ S} exp(β·z_v), any sign; positive = the target wins. Gradient.
         kl: KL(π₀ ‖ π_θ) = Σ_v π₀(v)·(log π₀(v) − log π_θ(v)), ≥ 0 up to rounding. Gradient in π_θ only.
         entropy: H(π) = −Σ_v π(v)·log π(v), in [0, log V]. Gradient.
+        uniform: 1/V Σ_v log π(v), ≤ −log V; KL(U ‖ π) = −log V − uniform. Gradient.
         mean: E_{v ~ π}[log π(v)] = −H(π). No gradient.
         variance: Var_{v ~ π}[log π(v)]. No gradient.
         hit: 1.0 if the argmax of the logits (first of equals) is the target, else 0.0. No gradient.
@@ -35,6 +36,7 @@ class TokenStats:
     margin: Tensor | None = None
     kl: Tensor | None = None
     entropy: Tensor | None = None
+    uniform: Tensor | None = None
     mean: Tensor | None = None
     variance: Tensor | None = None
     hit: Tensor | None = None
@@ -50,6 +52,7 @@ def token_stats(  # noqa: PLR0913 - each statistic is one argument, so that a ca
     margin: Margin | None = None,
     kl: Reference | None = None,
     entropy: bool = False,
+    uniform: bool = False,
     moments: bool = False,
     hit: bool = False,
     rank: bool = False,
@@ -63,7 +66,9 @@ def token_stats(  # noqa: PLR0913 - each statistic is one argument, so that a ca
     - margin = β·z_y − log Σ_{v ∈ S_k} exp(β·z_v), S_k = the k largest logits other than the target. For β = 1,
       log σ(margin) ≥ logprob for any S, since the softmax sums over S ∪ {y} and more: Σ_t log σ(m_t) certifies an upper
       bound of the answer's log-probability.
-    - kl = Σ_v π₀(v)·(log π₀(v) − log π_θ(v)) (forward KL; the reference is the first argument)
+    - kl = Σ_v π₀(v)·(log π₀(v) − log π_θ(v)) (forward KL; the reference is the first argument), where π₀ may have the
+      target taken out or its logit lowered (see `Reference`)
+    - uniform = 1/V Σ_v log π(v)
     - entropy, mean and variance of log π under π, argmax hit, rank
 
     The margin's search needs no gradient and its backward pass touches the k + 1 chosen columns only. Given competitors
@@ -81,6 +86,7 @@ def token_stats(  # noqa: PLR0913 - each statistic is one argument, so that a ca
         margin: k, β and, optionally, teacher-anchored competitors.
         kl: the reference's hidden states at the same tokens and its head.
         entropy: ask for entropy.
+        uniform: ask for uniform.
         moments: ask for mean and variance.
         hit: ask for hit.
         rank: ask for rank.
@@ -114,11 +120,12 @@ def token_stats(  # noqa: PLR0913 - each statistic is one argument, so that a ca
             f"kl: the reference has {kl.hidden.shape[0]} tokens and {kl.head.weight.shape[0]} logits, "
             f"the model {hidden.shape[0]} and {head.weight.shape[0]}"
         )
-    if kl is not None and kl.without_target and (logprob or entropy or moments):
+    if kl is not None and kl.without_target and (logprob or entropy or uniform or moments):
         raise UsageError("kl: with without_target the other statistics of the distribution need a call of their own")
     if chunk is not None and chunk < 1:
         raise UsageError(f"chunk must be at least 1, found {chunk}")
-    plan = Plan(head, targets, kl, logprob, entropy, moments, hit, rank, search, chunk, torch.is_grad_enabled())
+    grad = torch.is_grad_enabled()
+    plan = Plan(head, targets, kl, logprob, entropy, moments, hit, rank, search, chunk, grad, uniform)
     found = {} if plan.empty else scan(hidden, plan)
     competitors = found.pop("competitors", None)
     if margin is not None:
@@ -133,7 +140,9 @@ def token_stats_from_logits(  # noqa: PLR0913 - mirrors token_stats
     logprob: bool = False,
     margin: Margin | None = None,
     kl: Tensor | None = None,
+    target_shift: float = 0.0,
     entropy: bool = False,
+    uniform: bool = False,
     moments: bool = False,
     hit: bool = False,
     rank: bool = False,
@@ -146,7 +155,9 @@ def token_stats_from_logits(  # noqa: PLR0913 - mirrors token_stats
         logprob: ask for logprob.
         margin: k, β and, optionally, competitors.
         kl: (N, V) logits of the reference; no gradient reaches them.
+        target_shift: γ ≥ 0 by which the reference's logit of the target is lowered.
         entropy: ask for entropy.
+        uniform: ask for uniform.
         moments: ask for mean and variance.
         hit: ask for hit.
         rank: ask for rank.
@@ -158,6 +169,7 @@ def token_stats_from_logits(  # noqa: PLR0913 - mirrors token_stats
         UsageError: as `token_stats`.
     """
     _check_targets(targets, *logits.shape)
+    check_shift(target_shift)
     z = logits.to(accumulation_dtype(logits.dtype))
     logp = torch.log_softmax(z, dim=1)
     own = z.gather(1, targets[:, None])
@@ -167,10 +179,15 @@ def token_stats_from_logits(  # noqa: PLR0913 - mirrors token_stats
     if margin is not None:
         found["margin"] = _margin_from_logits(z, targets, margin)
     if kl is not None:
-        reference = torch.log_softmax(kl.detach().to(z.dtype), dim=1)
+        z0 = kl.detach().to(z.dtype)
+        if target_shift:
+            z0 = z0.scatter_add(1, targets[:, None], torch.full_like(own, -target_shift))
+        reference = torch.log_softmax(z0, dim=1)
         found["kl"] = torch.nn.functional.kl_div(logp, reference, reduction="none", log_target=True).sum(1)
     if entropy:
         found["entropy"] = torch.special.entr(logp.exp()).sum(1)
+    if uniform:
+        found["uniform"] = logp.mean(1)
     if moments:
         probs = logp.detach().exp()
         found["mean"] = -torch.special.entr(probs).sum(1)

@@ -4,6 +4,9 @@ Nothing here knows a model or a file. Losses return scalars that are still attac
 left to average.
 """
 
+from expunge.objectives._aggregate import row_counts, row_sums
+from expunge.objectives._distribution import kl, me, me_uniform, undial
+from expunge.objectives._likelihood import ce, ce_u, ga, ga_sum, idk, satimp, tnpo, wga
 from expunge.objectives._masc import (
     HingeResult,
     SumCount,
@@ -15,19 +18,60 @@ from expunge.objectives._masc import (
     threshold,
 )
 from expunge.objectives._methods import METHODS, PRESETS, MascSettings, Method, preset
+from expunge.objectives._named import NAMED_METHODS, MethodSpec, Recipe, parse_method
+from expunge.objectives._preference import ap, dpo, npo, npo_norm, simnpo
+from expunge.objectives._registry import FORGET_TERMS, RETAIN_TERMS
+from expunge.objectives._representation import rmu, rmu_direction, rmu_retain
+from expunge.objectives._task_vector import task_vector
+from expunge.objectives._terms import Option, Term, TermInputs
+from expunge.objectives._weights import FixedWeights, PrimalDual
 
 __all__ = [
+    "FORGET_TERMS",
     "METHODS",
+    "NAMED_METHODS",
     "PRESETS",
+    "RETAIN_TERMS",
+    "FixedWeights",
     "HingeResult",
     "MascSettings",
     "Method",
+    "MethodSpec",
+    "Option",
+    "PrimalDual",
+    "Recipe",
     "SumCount",
+    "Term",
+    "TermInputs",
+    "ap",
     "apply_suffix",
+    "ce",
+    "ce_u",
+    "dpo",
+    "ga",
+    "ga_sum",
+    "idk",
+    "kl",
     "kl_sum",
     "masc_hinge",
+    "me",
+    "me_uniform",
     "mean_kl",
+    "npo",
+    "npo_norm",
+    "parse_method",
     "preset",
+    "rmu",
+    "rmu_direction",
+    "rmu_retain",
+    "row_counts",
+    "row_sums",
+    "satimp",
+    "simnpo",
     "suffix_start",
+    "task_vector",
     "threshold",
+    "tnpo",
+    "undial",
+    "wga",
 ]
