@@ -71,7 +71,7 @@ def test_bad_files(tmp_path, capsys, knowing, data, content, named):
         ({"beta": -1}, ["beta: found -1"]),
         ({"targets": "nope"}, ["nope", "q_proj"]),
         ({"preset": "tofo"}, ["preset: found 'tofo'", "tofu"]),
-        ({"method": "npo"}, ["method: found 'npo'", "masc"]),
+        ({"method": "nope"}, ["method: found 'nope'", "masc", "npo+kl"]),
         ({"colour": "red"}, ["--colour"]),
         ({"k": "many"}, ["--k", "'many'", "a whole number"]),
         ({"lr": "fast"}, ["--lr", "'fast'", "a number"]),

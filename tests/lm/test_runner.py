@@ -158,7 +158,7 @@ def test_reference_is_the_model_before_the_first_update_for_lora(first):
 def test_reference_is_the_model_before_the_first_update_for_full_training(name):
     model, rows = tiny_model(name), make_rows(4)
     runner = RowRunner(split_model(model), rows, pad_id=0, cache_bytes=0)
-    runner.keep_reference([0, 2, 3])
+    runner.keep_reference({"states": [0, 2, 3]})
     found = runner.stats(runner.forward([3, 0]), kl=runner.reference([3, 0])).kl
     assert found.abs().max().item() < 1e-6
     head, before = runner.reference([3]).head.weight.clone(), runner.reference([3]).hidden
@@ -168,6 +168,40 @@ def test_reference_is_the_model_before_the_first_update_for_full_training(name):
     assert not torch.equal(runner.split.head.weight, head)
     with pytest.raises(module.RunError, match="reference of a row"):
         runner.reference([1])
+
+
+@pytest.mark.parametrize("cache", [2 << 30, 0])
+@pytest.mark.parametrize("full", [False, True])
+def test_reference_logprobs_and_activations_are_those_of_the_model_before(full, cache):
+    model, rows = (tiny_model("llama", num_hidden_layers=3) if full else lora("llama")), make_rows(5)
+    runner = RowRunner(split_model(model), rows, pad_id=0, cache_bytes=cache) if full else runner_of(model, rows)
+    indices, starts, layer = [3, 0, 2], [0, 2, 1], 1
+    with torch.no_grad():
+        pairs = [plain(runner.split, rows[i], s) for i, s in zip(indices, starts, strict=True)]
+        logits = torch.cat([hidden for hidden, _ in pairs]) @ runner.split.head.weight.t()
+        targets = torch.cat([target for _, target in pairs])
+        expected = torch.log_softmax(logits, 1).gather(1, targets[:, None]).squeeze(1)
+        states = [
+            model(torch.tensor([rows[i].input_ids]), output_hidden_states=True).hidden_states[layer + 1][0]
+            for i in indices
+        ]
+        places = [[t - 1 for t, label in enumerate(rows[i].labels) if label != -100] for i in indices]
+        activations = torch.cat([h[p[s:]] for h, p, s in zip(states, places, starts, strict=True)])
+    if full:
+        wanted = {"logprob": indices, layer: indices}
+        assert runner.reference_bytes(wanted) == sum(runner.tokens(i) for i in indices) * (4 + 4 * 32)
+        runner.keep_reference(wanted)
+    else:
+        torch.testing.assert_close(runner.reference_logprobs(indices, starts), expected, rtol=1e-5, atol=1e-5)
+    move(model)
+    torch.testing.assert_close(runner.reference_logprobs(indices, starts), expected, rtol=1e-5, atol=1e-5)
+    found = runner.reference_activations(indices, starts, layer=layer)
+    torch.testing.assert_close(found, activations, rtol=1e-5, atol=1e-5)
+    now = runner.forward(indices, starts, layer=layer)
+    assert not torch.allclose(now.hidden, activations, atol=1e-3)
+    assert now.target.tolist() == targets.tolist()
+    now.hidden.square().sum().backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
 
 
 def test_mixed_attention_is_not_cut():

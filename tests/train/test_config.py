@@ -15,7 +15,7 @@ BASE = {"model": "m", "forget": "f.jsonl", "out": "run", "retain": "r.jsonl"}
 @pytest.mark.parametrize(
     ("kind", "option", "value"),
     [
-        (RunConfig, "method", "npo"),
+        (RunConfig, "method", "nope"),
         (RunConfig, "preset", "tofo"),
         (RunConfig, "preset", ["tofu"]),
         (RunConfig, "dtype", "int8"),

@@ -35,7 +35,7 @@ def make_loop(tmp_path, masc=None, recipe=None, *, dtype=torch.float32, sgd=None
     optimizer = torch.optim.SGD(masters.masters, lr=sgd) if sgd else torch.optim.AdamW(masters.masters, lr=recipe.lr)
     runner = RowRunner(split_model(model), rows, pad_id=0, without_adapter=without)
     if not lora:
-        runner.keep_reference(range(N_FORGET, N_FORGET + N_RETAIN))
+        runner.keep_reference({"states": range(N_FORGET, N_FORGET + N_RETAIN)})
     return UnlearningLoop(
         runner,
         n_forget=N_FORGET,
@@ -312,9 +312,9 @@ def test_only_the_adapters_drop(tmp_path):
         log=RunLog(tmp_path / "log.jsonl"),
     )
     assert loop._update([0, 1]).retain_loss == pytest.approx(0.0, abs=1e-6)
-    loop._drop(False)
+    loop.updater._drop(False)
     assert not any(module.training for module in model.modules())
-    loop._drop(True)
+    loop.updater._drop(True)
     seen = [type(module).__name__ for module in model.modules() if module.training]
     assert set(seen) == {"Dropout"}
-    assert len(seen) == len(loop.dropouts) > 0
+    assert len(seen) == len(loop.updater._dropouts) > 0

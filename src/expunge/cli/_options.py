@@ -89,13 +89,14 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any, text: str) -> Non
     text = f"{text}{default}".replace("%", "%%")
     if bool in members:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif field.name in ("cut", "betas"):
+    elif field.name in ("cut", "betas", "base_betas"):
         names = ("LOW", "HIGH") if field.name == "cut" else ("FIRST", "SECOND")
         group.add_argument(flag, nargs=2, type=_reader(float), metavar=names, help=text)
     elif field.name == "targets":
         group.add_argument(flag, type=lambda value: tuple(value.split(",")), metavar="NAME,NAME", help=text)
-    elif field.name == "columns":
-        group.add_argument(flag, nargs="+", action=_Columns, metavar="OURS=THEIRS", help=text)
+    elif dict[str, str] in members:
+        metavar = "OURS=THEIRS" if field.name == "columns" else "NAME=VALUE"
+        group.add_argument(flag, nargs="+", action=_Pairs, metavar=metavar, help=text)
     else:
         kind = str if str in members else next(member for member in members if member in (int, float))
         metavar = _METAVARS.get(field.name, {int: "N", float: "X", str: "TEXT"}[kind])
@@ -120,18 +121,19 @@ def _read_template(text: str) -> str:
     return text.replace("\\n", "\n")
 
 
-class _Columns(argparse.Action):
+class _Pairs(argparse.Action):
     """`prompt=Frage completion=Antwort` → a mapping."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         pairs = [value.partition("=") for value in values]
         wrong = [value for value, pair in zip(values, pairs, strict=True) if not pair[1] or not pair[0] or not pair[2]]
         if wrong:
-            parser.error(f"--columns: found {wrong[0]!r}, accepted is OURS=THEIRS, such as prompt=Question")
-        setattr(namespace, self.dest, {ours: theirs for ours, _, theirs in pairs})
+            example = "prompt=Question" if self.dest == "columns" else "beta=0.1"
+            parser.error(f"{option}: found {wrong[0]!r}, accepted is {self.metavar}, such as {example}")
+        setattr(namespace, self.dest, {name: value for name, _, value in pairs})
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if any(field.name in options.names for options in OPTION_GROUPS[1:]):
         return " [preset's]"
-    return "" if field.default is dataclasses.MISSING or field.default is None else f" [{field.default}]"
+    return "" if field.default in (dataclasses.MISSING, None) else f" [{field.default}]"

@@ -79,6 +79,8 @@ class ProgressLine:
             numbers = f"{state.done}/{state.total}  loss {state.loss:.3f}"
         elif state.total:
             numbers = f"{state.done}/{state.total}"
+            if state.bytes is not None:
+                numbers += f"  {state.bytes / 1e6:.0f} MB"
         self._bar.update(self._task, completed=done, total=total, numbers=numbers)
         if not self._live and (self._spoken == 0.0 or (state.stage in ("teach", "train") and now - self._spoken > 10)):
             self._console.print(f"{name} {numbers}".rstrip(), soft_wrap=True)
@@ -111,10 +113,10 @@ def verdict(result: UnlearnResult) -> str:
     """One sentence on how the run ended."""
     total = result.forget_before.examples
     if result.forgotten:
+        stop = "a fixed number of passes" if result.stopped_at is None else f"stopped at step {result.stopped_at}"
         return (
             f"Forgotten: {total} of {total} examples, in {result.steps} steps and {result.unlearn_seconds:.0f} s "
-            f"(stopped at step {result.stopped_at}, tolerance {result.tolerance:.3f} from the "
-            f"{result.tolerance_source})."
+            f"({stop}, tolerance {result.tolerance:.3f} from the {result.tolerance_source})."
         )
     return (
         f"Not finished: {len(result.left)} of {total} examples are left above the tolerance "

@@ -6,8 +6,9 @@ Knows tokenizers, not models.
 from expunge.data._batches import Batch, EpochSampler, batches_by_length, collate
 from expunge.data._checks import DataReport, check_pair, normalise
 from expunge.data._encode import IGNORE, Corpus, Dropped, Row, encode_prompt, encode_records
-from expunge.data._read import read_records
+from expunge.data._read import read_records, read_rows
 from expunge.data._records import Message, Record
+from expunge.data._refusals import read_refusals, refuse
 from expunge.data._templates import PLAIN_TEMPLATE, token_ids
 
 __all__ = [
@@ -28,5 +29,8 @@ __all__ = [
     "encode_records",
     "normalise",
     "read_records",
+    "read_refusals",
+    "read_rows",
+    "refuse",
     "token_ids",
 ]

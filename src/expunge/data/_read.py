@@ -84,6 +84,40 @@ def read_records(
     return records
 
 
+def read_rows(
+    source: str | Path, *, name: str = "data", split: str = "train", allow_hub: bool = True
+) -> list[dict[str, Any]]:
+    """Read the rows of a file or hub dataset with all their columns, for benchmarks with columns of their own.
+
+    Args:
+        source: path of a file; or a hub name, as in `read_records`.
+        name: what errors call the data.
+        split: which split of a hub dataset to read.
+        allow_hub: False forbids the network.
+
+    Returns:
+        At least one row; a row that is a string becomes {"text": …}.
+
+    Raises:
+        UsageError: nothing there, unreadable, malformed, or a row is neither an object nor a string.
+    """
+    where = f"{name} {one_line(source, 200)}"
+    if Path(source).is_file():
+        rows = _read_file(Path(source), where)
+    elif isinstance(source, str) and allow_hub and _is_hub_name(source):
+        rows = _read_hub(source, split, where)
+    else:
+        raise UsageError(f"{where}: no such file; accepted are JSON, JSON lines, CSV, Parquet or text")
+    if not rows:
+        raise UsageError(f"{where}: no rows, at least one is needed")
+    found: list[dict[str, Any]] = []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping | str):
+            raise UsageError(f"{where}: row {number} (counted from 1) is no object, an object is needed")
+        found.append({"text": row} if isinstance(row, str) else dict(row))
+    return found
+
+
 def _is_hub_name(source: str) -> bool:
     looks = _HUB_NAME.fullmatch(source) is not None and not source.lower().endswith(_FILE_ENDINGS)
     return looks and not Path(source).parent.exists()

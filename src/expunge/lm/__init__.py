@@ -1,6 +1,6 @@
 """Language models: loading, LoRA, the body/head split, token statistics, saving and verifying."""
 
-from expunge.lm._activations import LayerOutput, decoder_layers, layer_output
+from expunge.lm._activations import LayerOutput, decoder_layers, layer_index, layer_output
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._head import Head, Split, split_model
 from expunge.lm._load import LoadedModel, load_model, pick_device
@@ -38,6 +38,7 @@ __all__ = [
     "default_targets",
     "fingerprint",
     "labelled_positions",
+    "layer_index",
     "layer_output",
     "load_model",
     "lora_report",

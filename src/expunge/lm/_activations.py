@@ -65,6 +65,23 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     )
 
 
+def layer_index(model: nn.Module, layer: int) -> int:
+    """Number of a decoder layer counted from 0.
+
+    Args:
+        model: a causal language model, with or without a PEFT wrapper around it.
+        layer: from 0; negative ones count from the end (−1 is the last).
+
+    Raises:
+        UsageError: the model has no such layer; the line names it and the range.
+        RunError: the model's layers were not found.
+    """
+    count = len(decoder_layers(model))
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
+        raise UsageError(f"layer: found {layer!r}, accepted is {-count} to {count - 1} (the model has {count} layers)")
+    return layer % count
+
+
 @contextmanager
 def layer_output(model: nn.Module, layer: int, *, stop: bool = False) -> Iterator[LayerOutput]:
     """Capture the output of one decoder layer in the forward passes of a block.
@@ -98,10 +115,7 @@ def layer_output(model: nn.Module, layer: int, *, stop: bool = False) -> Iterato
         (0, torch.Size([1, 3, 8]))
     """
     layers = decoder_layers(model)
-    count = len(layers)
-    if isinstance(layer, bool) or not isinstance(layer, int) or not -count <= layer < count:
-        raise UsageError(f"layer: found {layer!r}, accepted is {-count} to {count - 1} (the model has {count} layers)")
-    captured = LayerOutput(layer % count)
+    captured = LayerOutput(layer_index(model, layer))
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         captured._hidden = output[0] if isinstance(output, tuple) else output

@@ -1,6 +1,6 @@
 """Float32 master copies of low-precision weights, so that small updates are not rounded away."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ class MasterWeights:
             for param in self.params
         ]
 
+    @property
+    def rounds(self) -> bool:
+        """Whether writing the masters to the model rounds any of them."""
+        return any(master is not param for param, master in zip(self.params, self.masters, strict=True))
+
     @torch.no_grad()
     def grads_to_masters(self) -> None:
         """Move each parameter's gradient to its master: added in float32, then cleared on the parameter.
@@ -68,6 +73,43 @@ class MasterWeights:
         """Write the masters, rounded to each parameter's own type, into the parameters."""
         for param, master in self._pairs():
             param.copy_(master)
+
+    def norm(self) -> float:
+        """Norm of all gradients of the masters; 0 where there is none."""
+        grads = [master.grad for master in self.masters if master.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+    def take_grads(self) -> list[Tensor | None]:
+        """Take the masters' gradients away; `add_grads` gives them back."""
+        grads = [master.grad for master in self.masters]
+        self.zero_grad()
+        return grads
+
+    def cosine(self, grads: Sequence[Tensor | None]) -> float | None:
+        """Cosine between the masters' gradients and others, in [−1, 1]; None where one of them is zero.
+
+        Args:
+            grads: one for each master, in their order; None where it had none.
+        """
+        mine = self.norm()
+        given = [grad for grad in grads if grad is not None]
+        theirs = float(torch.nn.utils.get_total_norm(given)) if given else 0.0
+        if mine == 0.0 or theirs == 0.0:
+            return None
+        pairs = zip(self.masters, grads, strict=True)
+        dots = [float((m.grad * g).sum()) for m, g in pairs if m.grad is not None and g is not None]
+        return max(-1.0, min(1.0, sum(dots) / (mine * theirs)))
+
+    @torch.no_grad()
+    def add_grads(self, grads: Sequence[Tensor | None]) -> None:
+        """Add gradients to those of the masters, in place.
+
+        Args:
+            grads: one for each master, in their order; None where it had none.
+        """
+        for master, grad in zip(self.masters, grads, strict=True):
+            if grad is not None:
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
 
     def zero_grad(self) -> None:
         """Set the gradients of the masters and of the parameters to None."""

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from expunge.errors import RunError
+from expunge.lm._activations import layer_output
 from expunge.lm._head import Head, Split
+from expunge.lm._kept import Budget, KeptRows
 from expunge.lm._margin import Margin
+from expunge.lm._rows import PreparedRow, TokenRow, ignores_right_padding, prepare
 from expunge.lm._scan import Reference
-from expunge.lm._stats import IGNORE_INDEX, TokenStats, competitor_ids, token_stats, token_stats_from_logits
+from expunge.lm._stats import TokenStats, competitor_ids, token_stats, token_stats_from_logits
 from expunge.lm._trunk import Trunk, evaluating
 
+# What the reference model is asked for: "states" (last hidden states), "logprob", or the number of a layer.
+Kind = str | int
 # Rows in one forward pass on a CPU: short and long rows apart, so that less of the work is padding.
 _PART = 8
 # Longest padded row with plain attention on a CPU: its scores take heads · length² numbers a row.
 _SHORT = 256
-
-
-class TokenRow(Protocol):
-    """What the runner needs of a row: ids and labels of the same length, −100 where not labelled."""
-
-    @property
-    def input_ids(self) -> Sequence[int]: ...
-
-    @property
-    def labels(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,8 @@ class Labelled:
     """Hidden states at the places that predict labelled tokens, row after row, left to right.
 
     Attributes:
-        hidden: (N, d) after the final norm; (N, V) logits where the model has no recognised head.
+        hidden: (N, d) after the final norm; (N, V) logits where the model has no recognised head; the output of one
+            layer where that was asked for.
         row: (N,) int64, position of the token's row in the list that was asked for.
         target: (N,) int64, the labelled tokens.
     """
@@ -49,18 +45,11 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    ids: Tensor  # (n,) the ids that are fed: those before the last labelled token
-    places: Tensor  # (m,) positions that predict the labelled tokens
-    targets: Tensor  # (m,)
-
-
-@dataclass(frozen=True)
 class _Active:
     place: int  # in the list that was asked for
     index: int
     start: int  # leading labelled tokens that are left out
-    row: _Prepared
+    row: PreparedRow
 
 
 class RowRunner:
@@ -78,7 +67,8 @@ class RowRunner:
         without_adapter: returns a context in which the model is the reference model; None for full fine-tuning, where
             the reference must be kept by `keep_reference` before the first update.
         pad_to: lengths are padded to a multiple of this: every new shape costs seconds once on a CPU.
-        cache_bytes: limit of the cache; beyond it, hidden states are computed again instead of kept.
+        cache_bytes: limit of the caches in memory; beyond it, what can be computed again is not kept, and what cannot
+            is kept in a mapped file.
     """
 
     def __init__(
@@ -96,32 +86,55 @@ class RowRunner:
         self.split = split
         self.trunk = Trunk(split, first_layer)
         self.pad_id, self.pad_to = pad_id, pad_to
-        self.cache_bytes, self.cached_bytes = cache_bytes, 0
         self._without_adapter = without_adapter
         self._device = next(split.model.parameters()).device
-        self._needs_mask = not _ignores_right_padding(split)
-        self._rows = [_prepare(row) for row in rows]
+        self._needs_mask = not ignores_right_padding(split)
+        self._rows = [prepare(row) for row in rows]
         self._group = {index: tuple(group) for group in groups for index in group}
-        self._lower: dict[int, Tensor] = {}
-        self._reference: dict[int, Tensor] = {}
+        budget = Budget(cache_bytes)
+        self._lower = KeptRows(budget)
+        # What the reference model is asked for, by kind: "states", "logprob", or the number of a layer.
+        self._references: dict[Kind, KeptRows] = {}
+        self._budget = budget
         self._competitors: dict[int, Tensor] = {}
         self._reference_head = split.head
         if without_adapter is None and split.head is not None:
             self._reference_head = _frozen(split.head)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the caches take."""
+        return self._budget.used
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return _vocabulary(self.split) if self.split.head is None else self.split.head.weight.shape[0]
+
     def tokens(self, index: int) -> int:
         """Number of labelled tokens of a row."""
         return len(self._rows[index].targets)
 
-    def forward(self, indices: Sequence[int], starts: Sequence[int] | None = None) -> Labelled:
+    def forward(
+        self, indices: Sequence[int], starts: Sequence[int] | None = None, *, layer: int | None = None
+    ) -> Labelled:
         """Hidden states of the labelled tokens, with gradient where the caller has it enabled.
 
         Args:
             indices: rows, in the order of the result.
             starts: for each row, how many of its leading labelled tokens are left out; None: none.
+            layer: the output of this decoder layer instead of the last hidden states; what is above it is not run.
 
         Returns:
             The labelled tokens; rows in which none is active cost nothing.
+
+        Raises:
+            UsageError: the model has no such layer.
         """
         starts = starts or [0] * len(indices)
         active = [
@@ -133,18 +146,23 @@ class RowRunner:
             return self._nothing()
         active.sort(key=lambda one: (len(one.row.ids), one.place))
         size = _PART if self._device.type == "cpu" else len(active)
-        parts = [self._part(active[first : first + size]) for first in range(0, len(active), size)]
+        parts = [self._part(active[first : first + size], layer) for first in range(0, len(active), size)]
         owner = torch.cat([part.row for part in parts])
         # Back to the order that was asked for; tokens of a row stay in theirs.
         order = torch.sort(owner, stable=True).indices
         hidden, target = torch.cat([part.hidden for part in parts]), torch.cat([part.target for part in parts])
         return Labelled(hidden[order], owner[order], target[order])
 
-    def _part(self, active: Sequence[_Active]) -> Labelled:
+    def _part(self, active: Sequence[_Active], layer: int | None) -> Labelled:
         """One forward pass over rows of similar length."""
         rows = [one.row for one in active]
         length = self._length(max(len(row.ids) for row in rows))
-        if self.trunk.first_layer:
+        if layer is not None:
+            ids, mask = self._pad_ids(rows, length)
+            with self._attention(length), layer_output(self.split.model, layer, stop=True) as found:
+                self.split.body(ids, mask) if self.split.head is not None else self.split.logits(ids, mask)
+            output = found.hidden
+        elif self.trunk.first_layer:
             lower = self._lower_states([one.index for one in active])
             with self._attention(length):
                 output = self.trunk.upper(*self._pad_hidden(lower, length))
@@ -189,18 +207,35 @@ class RowRunner:
         *,
         margin: Margin | None = None,
         kl: Reference | Tensor | None = None,
+        target_shift: float = 0.0,
         logprob: bool = False,
+        entropy: bool = False,
+        uniform: bool = False,
         hit: bool = False,
     ) -> TokenStats:
-        """Token statistics by the head, or from logits where the model has no recognised head."""
+        """Token statistics by the head, or from logits where the model has no recognised head; see `token_stats`.
+
+        Args:
+            labelled: from `forward`.
+            margin: ask for margin.
+            kl: ask for kl, to what `reference` gave.
+            target_shift: γ by which the reference's logit of the target is lowered in kl.
+            logprob: ask for logprob.
+            entropy: ask for entropy.
+            uniform: ask for uniform.
+            hit: ask for hit.
+        """
+        wanted: dict[str, Any] = {"margin": margin, "logprob": logprob, "entropy": entropy, "uniform": uniform}
+        wanted["hit"] = hit
         if self.split.head is None:
-            reference = cast(Tensor | None, kl)
+            logits = cast(Tensor | None, kl)
             return token_stats_from_logits(
-                labelled.hidden, labelled.target, margin=margin, kl=reference, logprob=logprob, hit=hit
+                labelled.hidden, labelled.target, kl=logits, target_shift=target_shift, **wanted
             )
         states = cast(Reference | None, kl)
-        head = self.split.head
-        return token_stats(labelled.hidden, head, labelled.target, margin=margin, kl=states, logprob=logprob, hit=hit)
+        if states is not None and target_shift:
+            states = replace(states, target_shift=target_shift)
+        return token_stats(labelled.hidden, self.split.head, labelled.target, kl=states, **wanted)
 
     def reference(
         self, indices: Sequence[int], starts: Sequence[int] | None = None, *, without_target: bool = False
@@ -210,14 +245,22 @@ class RowRunner:
         Raises:
             RunError: `without_target` for a model without a recognised head.
         """
-        starts = starts or [0] * len(indices)
-        states = self._reference_states(indices)
-        hidden = torch.cat([states[index][start:] for index, start in zip(indices, starts, strict=True)])
+        hidden = self._joined("states", indices, starts)
         if self._reference_head is None:
             if without_target:
                 raise RunError("the anchor needs a model whose head is recognised; this one's is not (--anchor 0)")
             return hidden
         return Reference(hidden, self._reference_head, without_target)
+
+    def reference_logprobs(self, indices: Sequence[int], starts: Sequence[int] | None = None) -> Tensor:
+        """Log-probabilities of the same tokens under the reference model, (N,) without gradient; one number a token."""
+        return self._joined("logprob", indices, starts)
+
+    def reference_activations(
+        self, indices: Sequence[int], starts: Sequence[int] | None = None, *, layer: int
+    ) -> Tensor:
+        """Output of a decoder layer of the reference model at the same tokens, (N, d) without gradient."""
+        return self._joined(layer, indices, starts)
 
     def competitors(self, indices: Sequence[int], starts: Sequence[int] | None, *, k: int, delta: float) -> Tensor:
         """Teacher-anchored competitor ids, (N, k), −1 where a set is smaller; kept after the first time."""
@@ -226,38 +269,71 @@ class RowRunner:
         if missing and self._reference_head is None:
             raise RunError("teacher-anchored competitors need a model whose head is recognised; this one's is not")
         for index in missing:
-            states = self._reference_states([index])[index]
+            states = self._joined("states", [index], None)
             targets = self._rows[index].targets.to(self._device)
             head = cast(Head, self._reference_head)
             self._competitors[index] = competitor_ids(states, head, targets, k=k, delta=delta)
         return torch.cat([self._competitors[index][start:] for index, start in zip(indices, starts, strict=True)])
 
-    def keep_reference(self, indices: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """Compute the reference of these rows now; full fine-tuning calls it before the first update."""
-        done: set[int] = set()
-        for index in indices:
-            if index not in done:
-                group = self._group.get(index, (index,))
-                self._compute_reference(group)
-                done.update(group)
-            if progress is not None:
-                progress(1)
+    def reference_bytes(self, wanted: Mapping[Kind, Sequence[int]]) -> int:
+        """Bytes that `keep_reference` takes: known before it starts."""
+        parameter = next(self.split.model.parameters())
+        wide = cast(Any, self.split.model).get_input_embeddings().weight.shape[1]
+        states = wide if self.split.head is not None else _vocabulary(self.split)
+        total = 0
+        for kind, indices in wanted.items():
+            each = 4 if kind == "logprob" else (states if kind == "states" else wide) * parameter.element_size()
+            total += each * sum(self.tokens(index) for index in set(indices))
+        return total
+
+    def keep_reference(
+        self, wanted: Mapping[Kind, Sequence[int]], progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Compute the reference of rows now; full fine-tuning calls it once, before the first update.
+
+        Args:
+            wanted: rows by kind: "states" (for kl and competitors), "logprob" (for ratios), or the number of a layer.
+            progress: called after each row of each kind.
+        """
+        for kind, indices in wanted.items():
+            done: set[int] = set()
+            for index in indices:
+                if index not in done:
+                    group = self._group.get(index, (index,))
+                    self._compute_reference(kind, group)
+                    done.update(group)
+                if progress is not None:
+                    progress(1)
         self._without_adapter = self._without_adapter or _gone
 
-    def _reference_states(self, indices: Sequence[int]) -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
+    def _joined(self, kind: Kind, indices: Sequence[int], starts: Sequence[int] | None) -> Tensor:
+        """What the reference model says of rows, one after another."""
+        kept, found = self._store(kind), dict[int, Tensor]()
         for index in indices:
-            if index not in self._reference and index not in found:
-                found.update(self._compute_reference(self._group.get(index, (index,))))
-        return {index: self._reference[index] if index in self._reference else found[index] for index in indices}
+            if index not in kept and index not in found:
+                found.update(self._compute_reference(kind, self._group.get(index, (index,))))
+        parts = [kept[index] if index in kept else found[index] for index in indices]
+        starts = starts or [0] * len(indices)
+        return torch.cat([part[start:].to(self._device) for part, start in zip(parts, starts, strict=True)])
+
+    def _store(self, kind: Kind) -> KeptRows:
+        return self._references.setdefault(kind, KeptRows(self._budget))
 
     @torch.no_grad()
-    def _compute_reference(self, group: Sequence[int]) -> dict[int, Tensor]:
+    def _compute_reference(self, kind: Kind, group: Sequence[int]) -> dict[int, Tensor]:
         with (self._without_adapter or _nothing)(), evaluating(self.split.model):
-            labelled = self.forward(group)
-        states = {index: labelled.hidden[labelled.row == place].clone() for place, index in enumerate(group)}
+            labelled = self.forward(group, layer=kind if isinstance(kind, int) else None)
+        values = labelled.hidden
+        if kind == "logprob":
+            head = self._reference_head
+            if head is None:
+                stats = token_stats_from_logits(values, labelled.target, logprob=True)
+            else:
+                stats = token_stats(values, head, labelled.target, logprob=True)
+            values = cast(Tensor, stats.logprob)
+        states = {index: values[labelled.row == place].clone() for place, index in enumerate(group)}
         # NOTE: without an adapter to switch off, the reference cannot be computed again: it is kept whatever it takes.
-        self._keep(self._reference, states, must=self._without_adapter is None)
+        self._store(kind).keep(states, must=self._without_adapter is None)
         return states
 
     def _lower_states(self, indices: Sequence[int]) -> list[Tensor]:
@@ -270,17 +346,11 @@ class RowRunner:
                     length = self._length(max(len(row.ids) for row in rows))
                     hidden = self.trunk.lower(*self._pad_ids(rows, length))
                 states = {m: hidden[j, : len(rows[j].ids)].clone() for j, m in enumerate(group)}
-                self._keep(self._lower, states)
+                self._lower.keep(states)
                 found.update(states)
         return [self._lower[index] if index in self._lower else found[index] for index in indices]
 
-    def _keep(self, cache: dict[int, Tensor], states: dict[int, Tensor], must: bool = False) -> None:
-        size = sum(state.numel() * state.element_size() for state in states.values())
-        if must or self.cached_bytes + size <= self.cache_bytes:
-            cache.update(states)
-            self.cached_bytes += size
-
-    def _pad_ids(self, rows: Sequence[_Prepared], length: int) -> tuple[Tensor, Tensor | None]:
+    def _pad_ids(self, rows: Sequence[PreparedRow], length: int) -> tuple[Tensor, Tensor | None]:
         ids = torch.full((len(rows), length), self.pad_id)
         for place, row in enumerate(rows):
             ids[place, : len(row.ids)] = row.ids
@@ -302,14 +372,6 @@ class RowRunner:
         return -(-longest // self.pad_to) * self.pad_to
 
 
-def _prepare(row: TokenRow) -> _Prepared:
-    places = [t - 1 for t, label in enumerate(row.labels) if label != IGNORE_INDEX and t > 0]
-    last = places[-1] + 1 if places else 1
-    return _Prepared(
-        torch.tensor(row.input_ids[:last]), torch.tensor(places), torch.tensor([row.labels[t + 1] for t in places])
-    )
-
-
 def _frozen(head: Head) -> Head:
     bias = None if head.bias is None else head.bias.detach().clone()
     return Head(head.weight.detach().clone(), bias, head.softcap, head.scale)
@@ -324,23 +386,6 @@ def _nothing() -> Iterator[None]:
 def _gone() -> Iterator[None]:
     raise RunError("the reference of a row was not kept before the first update of a full fine-tuning run")
     yield
-
-
-@torch.no_grad()
-def _ignores_right_padding(split: Split) -> bool:
-    """Whether the model gives real tokens the same states without a mask as with one, where padding is on the right."""
-    run = split.body if split.head is not None else split.logits
-    device = next(split.model.parameters()).device
-    ids = torch.arange(1, 13, device=device).view(2, 6)
-    mask = torch.ones_like(ids)
-    mask[1, 4:] = 0
-    with evaluating(split.model):
-        try:
-            masked, bare = run(ids, mask)[mask.bool()], run(ids, None)[mask.bool()]
-        except (TypeError, ValueError, AttributeError, RuntimeError):
-            return False
-    scale = float(masked.abs().max())
-    return float((masked - bare).abs().max()) <= (1e-5 if masked.dtype == torch.float32 else 0.02) * max(scale, 1.0)
 
 
 def _vocabulary(split: Split) -> int:

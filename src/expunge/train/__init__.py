@@ -1,14 +1,16 @@
 """The run: configuration, the loop with its stopping rule, checkpoints, resumption, result."""
 
-from expunge.train._config import RECIPES, Recipe, RunConfig
+from expunge.train._config import RunConfig
+from expunge.train._describe import describe
 from expunge.train._finetune import finetune
 from expunge.train._folder import RunFolder
 from expunge.train._log import RunLog
 from expunge.train._loop import UnlearningLoop
 from expunge.train._options import OPTION_GROUPS, OptionGroup, config_from_options, option_types
 from expunge.train._progress import Progress
+from expunge.train._recipe import RECIPES, Recipe
 from expunge.train._result import Answer, Summary, UnlearnResult
-from expunge.train._run import InterruptedRun, describe, resume, unlearn
+from expunge.train._run import InterruptedRun, resume, unlearn
 from expunge.train._state import LoopState, StepReport
 
 __all__ = [

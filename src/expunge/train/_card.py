@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from expunge.objectives import MascSettings
-from expunge.train._config import Recipe, RunConfig
+from expunge.train._config import RunConfig
+from expunge.train._recipe import Recipe
 from expunge.train._state import LoopState
 
 
@@ -13,6 +14,20 @@ def model_card(config: RunConfig, masc: MascSettings, recipe: Recipe, state: Loo
     kind = f"LoRA rank {recipe.rank}, merged" if recipe.lora and not config.adapter_only else "all weights"
     kind = f"LoRA rank {recipe.rank}, adapter" if config.adapter_only else kind
     measured = "not measured" if violation is None else f"{violation:.3f}"
+    if config.method == "masc":
+        method = (
+            "MASC (margin self-correction,\n[arXiv 2606.02920](https://arxiv.org/abs/2606.02920)), "
+            f"preset `{config.preset}`"
+        )
+        settings = (
+            f"| λ, ρ, η, k, β | {masc.weight:g}, {masc.rho:g}, {masc.eta:g}, {masc.k}, {masc.beta:g} |\n"
+            f"| retain KL weight | {masc.kl_weight:g} |"
+        )
+    else:
+        method = f"`{config.method}` ({config.spec.reference})"
+        settings = f"| minimised | {config.spec.formula.replace('|', chr(92) + '|')} |"
+    optimizer = f"{recipe.optimizer} ({recipe.optimizer_rule}, {recipe.optimizer_storage}), "
+    optimizer += f"alternate, {recipe.retain_every} retain steps each" if recipe.alternates else "joint"
     return f"""---
 base_model: {config.model}
 tags:
@@ -22,8 +37,7 @@ tags:
 
 # Unlearned with expunge
 
-{examples} examples were removed from `{config.model}` by {config.method.upper()} (margin self-correction,
-[arXiv 2606.02920](https://arxiv.org/abs/2606.02920)), preset `{config.preset}`.
+{examples} examples were removed from `{config.model}` by {method}.
 
 | | |
 |---|---|
@@ -32,8 +46,8 @@ tags:
 | ended | {state.reason} |
 | mean violation of the forget examples | {measured} (tolerance {masc.tolerance:.3f}) |
 | examples left above the tolerance | {len(state.rest)} |
-| λ, ρ, η, k, β | {masc.weight:g}, {masc.rho:g}, {masc.eta:g}, {masc.k}, {masc.beta:g} |
-| retain KL weight | {masc.kl_weight:g} |
+{settings}
+| optimizer, steps | {optimizer} |
 | step size, forget and retain examples per update | {recipe.lr:g}, {recipe.batch}, {recipe.retain_batch} |
 | seed | {config.seed} |
 

@@ -3,134 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from expunge.errors import UsageError
-from expunge.objectives import MascSettings, preset
-
-
-def _whole(option: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{option}: found {value!r}, accepted is a whole number from {least}")
-
-
-def _flag(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise UsageError(f"{option}: found {value!r}, accepted is true or false")
-
-
-def _text(option: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{option}: found {value!r}, accepted is a text")
-
-
-def _number(option: str, value: object, fits: Any, accepted: str) -> None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not fits(value):
-        raise UsageError(f"{option}: found {value!r}, accepted is {accepted}")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the weights are changed; a preset is a recipe and the settings of its method.
-
-    Attributes:
-        lora: train a LoRA adapter that is merged at the end; False: all weights.
-        rank: LoRA rank.
-        lora_alpha: LoRA alpha; the update is scaled by alpha / rank.
-        lora_dropout: dropout of the adapter's input, in [0, 1).
-        targets: names of the layers that get an adapter; None: the attention projections of the architecture.
-        upper: share of the decoder layers, from the top, that is trained with LoRA, in (0, 1]. Below them nothing
-            changes, so their output is computed once per row and kept.
-        lr: step size of AdamW.
-        betas: decay of AdamW's first and second moment, in [0, 1).
-        taper: from which violation on the step size shrinks, as a share of the way from the tolerance to 1, in (0, 1]:
-            in proportion to what is left of that way, to half at the tolerance and for the examples left after the
-            stop. None: constant.
-        warmup: updates over which the step size rises linearly from lr / warmup to lr.
-        weight_decay: decoupled weight decay, applied once per update.
-        max_grad_norm: largest gradient norm of an update; None: not clipped.
-        batch: forget examples per update.
-        retain_batch: retain examples per update; only used where the retain term has a weight.
-        epochs: most passes over the forget examples before the run gives up.
-        extra_epochs: most passes over what is left above the tolerance after the stop.
-        gate: an example whose violation is within the tolerance gets no gradient until it rises again.
-        focus: measure every example after each pass, and pass only over those above the tolerance.
-    """
-
-    lora: bool = True
-    rank: int = 16
-    lora_alpha: float = 32.0
-    lora_dropout: float = 0.05
-    targets: tuple[str, ...] | None = ("q_proj", "k_proj", "v_proj", "o_proj")
-    upper: float = 1.0
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    taper: float | None = None
-    warmup: int = 0
-    weight_decay: float = 0.0
-    max_grad_norm: float | None = None
-    batch: int = 2
-    retain_batch: int = 2
-    epochs: int = 3
-    extra_epochs: int = 3
-    gate: bool = False
-    focus: bool = False
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        if self.targets is not None:
-            names = (self.targets,) if isinstance(self.targets, str) else self.targets
-            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-                raise UsageError(f"targets: found {self.targets!r}, accepted are names of layers, or none")
-            names = tuple(names)
-            object.__setattr__(self, "targets", names)
-        for option in ("rank", "batch", "retain_batch", "epochs"):
-            _whole(option, getattr(self, option), 1)
-        for option in ("warmup", "extra_epochs"):
-            _whole(option, getattr(self, option), 0)
-        _number("lora_alpha", self.lora_alpha, lambda v: v > 0, "a number above 0")
-        _number("lora_dropout", self.lora_dropout, lambda v: 0 <= v < 1, "a number from 0 to below 1")
-        _number("upper", self.upper, lambda v: 0 < v <= 1, "a share above 0 and at most 1")
-        _number("lr", self.lr, lambda v: v > 0, "a number above 0")
-        if self.taper is not None:
-            _number("taper", self.taper, lambda v: 0 < v <= 1, "a share above 0 and at most 1, or none")
-        if not isinstance(self.betas, list | tuple) or len(self.betas) != 2:
-            raise UsageError(f"betas: found {self.betas!r}, accepted are two numbers from 0 to below 1")
-        object.__setattr__(self, "betas", tuple(self.betas))
-        for beta in self.betas:
-            _number("betas", beta, lambda v: 0 <= v < 1, "two numbers from 0 to below 1")
-        for option in ("lora", "gate", "focus"):
-            _flag(option, getattr(self, option))
-        _number("weight_decay", self.weight_decay, lambda v: v >= 0, "a number from 0")
-        if self.max_grad_norm is not None:
-            _number("max_grad_norm", self.max_grad_norm, lambda v: v > 0, "a number above 0, or none")
-
-
-# The authors' recipe (arXiv 2606.02920): AdamW 1e-4, batch 2, LoRA r 16 α 32 dropout .05 on q,k,v,o, at most 3 epochs.
-RECIPES: dict[str, Recipe] = {
-    # The project's own. How it was found: docs/log.md.
-    "default": Recipe(
-        lora_dropout=0.0,
-        targets=None,
-        upper=0.2,
-        lr=3e-3,
-        betas=(0.8, 0.99),
-        taper=0.5,
-        batch=8,
-        retain_batch=4,
-        epochs=12,
-        extra_epochs=12,
-        gate=True,
-        focus=True,
-    ),
-    "tofu": Recipe(),
-    "muse-news": Recipe(),
-    "qwen2.5-tofu": Recipe(),
-}
+from expunge.objectives import MascSettings, MethodSpec, parse_method, preset
+from expunge.train._checks import flag, number, one_of, text, whole
+from expunge.train._recipe import RECIPES, Recipe, base_recipe
 
 
 @dataclass(frozen=True)
@@ -143,7 +23,15 @@ class RunConfig:
         out: run folder; must not exist or be empty.
         retain: file of examples to keep; None only where the retain term has no weight.
         holdout: file of comparable examples never trained on; sets the tolerance.
-        method: unlearning method.
+        method: masc, another method by name (`docs/methods.md`), or forget=TERM,retain=TERM.
+        method_options: settings of a method other than masc: forget_weight, retain_weight, beta, …
+        stop: rule (MASC's online rule ends training) or budget (a fixed number of passes); None: the rule for masc, the
+            budget for the others.
+        weighting: fixed, or primal-dual: the retain term's weight rises while its loss is above `retain_limit`.
+        retain_limit: largest retain loss wanted, for primal-dual.
+        dual_step: step size of the weight, for primal-dual.
+        refusals: file of refusal sentences, one a line, for the methods that train on them; None: those that come with
+            the package.
         preset: named settings that the options below change.
         masc: settings of the method; None in a user's config until `resolved` fills it.
         recipe: how the weights are changed; as `masc`.
@@ -174,6 +62,12 @@ class RunConfig:
     retain: str | None = None
     holdout: str | None = None
     method: str = "masc"
+    method_options: dict[str, str] = field(default_factory=dict)
+    stop: str | None = None
+    weighting: str = "fixed"
+    retain_limit: float | None = None
+    dual_step: float = 1.0
+    refusals: str | None = None
     preset: str = "default"
     masc: MascSettings | None = None
     recipe: Recipe | None = None
@@ -199,33 +93,64 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Check every value that can be checked without the files."""
         self._check_types()
-        if self.method != "masc":
-            raise UsageError(f"method: found {self.method!r}, accepted is one of masc")
-        if self.preset not in RECIPES:
-            raise UsageError(f"preset: found {self.preset!r}, accepted is one of {', '.join(RECIPES)}")
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise UsageError(f"dtype: found {self.dtype!r}, accepted is one of auto, float32, bfloat16, float16")
+        self._check_method()
+        one_of("preset", self.preset, tuple(RECIPES))
+        one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         if self.tolerance is not None:
-            _number("tolerance", self.tolerance, lambda v: 0 <= v <= 1, "a number from 0 to 1, or none")
+            number("tolerance", self.tolerance, lambda v: 0 <= v <= 1, "a number from 0 to 1, or none")
         for option in ("max_length", "checkpoint_every"):
-            _whole(option, getattr(self, option), 2 if option == "max_length" else 1)
+            whole(option, getattr(self, option), 2 if option == "max_length" else 1)
         for option in ("holdout_probe", "sample", "retain_sample", "seed"):
-            _whole(option, getattr(self, option), 0)
+            whole(option, getattr(self, option), 0)
         for option in ("threads", "micro_batch"):
             if getattr(self, option) is not None:
-                _whole(option, getattr(self, option), 1)
+                whole(option, getattr(self, option), 1)
+
+    def _check_method(self) -> None:
+        text("method", self.method)
+        if self.method == "masc" and self.method_options:
+            name = next(iter(self.method_options))
+            raise UsageError(f"method_options: found {name!r} with masc, whose settings are options of their own")
+        _ = self.spec
+        if self.stop is not None:
+            one_of("stop", self.stop, ("rule", "budget"))
+        one_of("weighting", self.weighting, ("fixed", "primal-dual"))
+        number("dual_step", self.dual_step, lambda v: v > 0, "a number above 0")
+        if self.retain_limit is not None:
+            number("retain_limit", self.retain_limit, lambda v: True, "a number, or none")
+        if self.weighting == "primal-dual" and self.method == "masc":
+            raise UsageError("weighting: found primal-dual with masc, accepted with it is fixed")
+        if (self.weighting == "primal-dual") != (self.retain_limit is not None):
+            raise UsageError(
+                f"retain_limit: found {self.retain_limit} with weighting {self.weighting}; primal-dual needs a number, "
+                "fixed takes none"
+            )
+
+    @property
+    def spec(self) -> MethodSpec:
+        """The method with its terms and settings.
+
+        Raises:
+            UsageError: a name is unknown, or a setting out of range.
+        """
+        return parse_method(self.method, self.method_options)
+
+    @property
+    def budget(self) -> bool:
+        """Whether training is a fixed number of passes."""
+        return (self.stop or ("rule" if self.method == "masc" else "budget")) == "budget"
 
     def _check_types(self) -> None:
-        for option in ("model", "forget", "out", "retain", "holdout"):
+        for option in ("model", "forget", "out", "retain", "holdout", "refusals"):
             if isinstance(getattr(self, option), os.PathLike):  # a run is recorded as JSON
                 object.__setattr__(self, option, os.fspath(getattr(self, option)))
         for option in ("model", "forget", "out", "preset", "template"):
-            _text(option, getattr(self, option))
-        for option in ("retain", "holdout", "device"):
+            text(option, getattr(self, option))
+        for option in ("retain", "holdout", "device", "refusals"):
             if getattr(self, option) is not None:
-                _text(option, getattr(self, option))
+                text(option, getattr(self, option))
         for option in ("allow_overlap", "adapter_only", "trust_remote_code", "show_text"):
-            _flag(option, getattr(self, option))
+            flag(option, getattr(self, option))
 
     def resolved(self) -> RunConfig:
         """Fill in the preset, so that every number of the run is in the value.
@@ -236,19 +161,36 @@ class RunConfig:
         masc = self.masc or preset(self.preset)
         if self.tolerance is not None:
             masc = dataclasses.replace(masc, tolerance=self.tolerance)
-        config = dataclasses.replace(self, masc=masc, recipe=self.recipe or RECIPES[self.preset])
-        if config.adapter_only and config.recipe is not None and not config.recipe.lora:
+        recipe = self.recipe or base_recipe(self.method, self.preset)
+        config = dataclasses.replace(self, masc=masc, recipe=recipe)
+        if config.adapter_only and not recipe.lora:
             raise UsageError("adapter_only: found full fine-tuning, accepted with it is lora")
-        if masc.kl_weight > 0 and config.retain is None:
-            raise UsageError(
-                f"retain: found none, accepted is a file of examples to keep (the retain term of preset "
-                f"{self.preset} has weight {masc.kl_weight:g}; --kl-weight 0 goes without)"
-            )
+        if self.method == "masc":
+            if masc.kl_weight > 0 and config.retain is None:
+                raise UsageError(
+                    f"retain: found none, accepted is a file of examples to keep (the retain term of preset "
+                    f"{self.preset} has weight {masc.kl_weight:g}; --kl-weight 0 goes without)"
+                )
+        else:
+            self._check_terms(recipe)
         if masc.tolerance is None and config.holdout is None:
             raise UsageError(
                 "tolerance: found none, accepted is a number from 0 to 1, or a holdout file to measure it on"
             )
         return config
+
+    def _check_terms(self, recipe: Recipe) -> None:
+        """What only MASC knows has no effect with another method."""
+        for option, value in (("gate", recipe.gate), ("taper", recipe.taper), ("focus", recipe.focus)):
+            if value:
+                raise UsageError(f"{option}: found {value} with method {self.method}, accepted is it with masc only")
+        if self.retain is None and (self.spec.kind == "loop" and self.spec.retain_term.needs):
+            raise UsageError(
+                f"retain: found none, accepted is a file of examples to keep (method {self.method} has the retain term "
+                f"{self.spec.retain})"
+            )
+        if self.spec.kind == "weights" and recipe.alternates:
+            raise UsageError(f"update: found alternate with method {self.method}, accepted with it is joint")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; `from_dict` is the inverse."""

@@ -66,6 +66,10 @@ class RunFolder:
             shutil.rmtree(aside, ignore_errors=True)
             raise RunError(f"out: cannot write {self.path}: {error.strerror}") from None
 
+    def has_state(self) -> bool:
+        """Whether there is a checkpoint."""
+        return (self.path / STATE).is_file()
+
     def read_run(self) -> dict[str, Any]:
         """Read `run.json`.
 

@@ -10,18 +10,20 @@ from typing import Any
 import torch
 
 from expunge.data import EpochSampler
-from expunge.lm import Labelled, MasterWeights, RowRunner, adapter_dropouts
-from expunge.objectives import MascSettings, kl_sum, masc_hinge, suffix_start, threshold
+from expunge.lm import MasterWeights, RowRunner
+from expunge.objectives import MascSettings, suffix_start, threshold
 from expunge.stopping import Decision, Observation, StoppingRule, left_over
-from expunge.train._config import Recipe
 from expunge.train._log import RunLog
-from expunge.train._measure import margins_of, measure
-from expunge.train._schedule import gates, step_scale
-from expunge.train._state import Counts, LoopState, StepError, StepReport, Sums
+from expunge.train._measure import measure
+from expunge.train._objective import Example, MascObjective, Objective
+from expunge.train._recipe import Recipe
+from expunge.train._schedule import step_scale
+from expunge.train._state import LoopState, StepError, StepReport
+from expunge.train._update import Updater
 
 
 class UnlearningLoop:
-    """MASC with its online stopping rule.
+    """An objective, and MASC's online stopping rule or a fixed number of passes.
 
     One call of `advance` does one update and the looks that are due; all that decides what comes next is in `state`,
     the rule and the samplers, so a loop restored from `state_dict` goes on as if it had never stopped.
@@ -31,7 +33,7 @@ class UnlearningLoop:
         n_forget: forget rows.
         n_retain: retain rows.
         ids: names of the forget rows, for decisions and the log.
-        masc: settings of the method; `tolerance` is filled in.
+        masc: settings of the measurement and the rule, and of the method where it is MASC; `tolerance` is filled in.
         recipe: how the weights are changed.
         masters: the trainable weights.
         optimizer: over `masters.masters`.
@@ -39,6 +41,9 @@ class UnlearningLoop:
         log: gets every update, probe and decision.
         held_out: forget rows that are probed and not trained on; empty: probes are drawn from those trained on.
         micro_batch: most rows in one forward pass with gradient.
+        objective: of the method; None: MASC.
+        budget: train for `recipe.epochs` passes and measure then, whatever the violation; False: the rule decides.
+        skip_first: labelled tokens at the start of each answer that are left out of the forget loss.
     """
 
     def __init__(  # noqa: PLR0913 - the loop is where everything meets; each part has one argument
@@ -56,24 +61,26 @@ class UnlearningLoop:
         log: RunLog,
         held_out: Sequence[int] = (),
         micro_batch: int | None = None,
+        objective: Objective | None = None,
+        budget: bool = False,
+        skip_first: int = 0,
     ) -> None:
         assert masc.tolerance is not None
         self.runner, self.masc, self.recipe, self.log = runner, masc, recipe, log
-        self.slack = int(any(one is not other for one, other in zip(masters.params, masters.masters, strict=True)))
+        self.slack = int(masters.rounds)
         self.masters, self.optimizer = masters, optimizer
-        self.ids, self.n_forget, self.seed, self.micro_batch = list(ids), n_forget, seed, micro_batch
+        self.ids, self.n_forget, self.seed = list(ids), n_forget, seed
+        self.objective = objective or MascObjective(runner, masc, gate=recipe.gate, slack=self.slack)
+        self.budget, self.skip_first = budget, skip_first
         self.alpha, self.tau = masc.tolerance, threshold(masc.rho)
         self.trained = [index for index in range(n_forget) if index not in set(held_out)]
         pool = list(held_out) or self.trained
         self.rule = StoppingRule(self.alpha, min(masc.probe, len(pool)), min(masc.confirm, len(pool)), masc.every)
         self.probe_pool = EpochSampler(pool, seed=seed + 1)
-        uses_retain = masc.kl_weight > 0
+        uses_retain = self.objective.uses_retain
         self.retain = EpochSampler(range(n_forget, n_forget + n_retain), seed=seed + 2) if uses_retain else None
         self.masks, self.state = torch.Generator().manual_seed(seed + 3), LoopState()
-        # NOTE: everything is in evaluation mode but the adapters' dropout in an update: the model's own would move it
-        # away from its reference. One list, since walking the model costs more than a probe.
-        runner.split.model.eval()
-        self.dropouts = adapter_dropouts(runner.split.model)
+        self.updater = Updater(self.objective, recipe, masters, optimizer, runner, micro_batch)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -135,6 +142,8 @@ class UnlearningLoop:
 
     def _starts(self, rows: Sequence[int]) -> list[int]:
         masc = self.masc
+        if not isinstance(self.objective, MascObjective):
+            return [self.skip_first if self.runner.tokens(row) > self.skip_first else 0 for row in rows]
         return [
             suffix_start(
                 self.runner.tokens(row),
@@ -172,6 +181,14 @@ class UnlearningLoop:
     def _end_of_pass(self) -> None:
         state, recipe = self.state, self.recipe
         state.passes += 1
+        if self.budget:
+            if state.passes < recipe.epochs:
+                self._fill(self.trained)
+                return
+            self.measure_all()
+            state.phase = "done"
+            state.reason = f"{recipe.epochs} passes are done: mean violation {self.mean_violation:.3f}"
+            return
         if state.phase == "rest":
             self._settle()
             return
@@ -205,7 +222,7 @@ class UnlearningLoop:
         rest = self.measure_all()
         assert self.mean_violation is not None
         assert self.state.violations is not None
-        if rest or self.mean_violation > self.alpha:
+        if self.budget or rest or self.mean_violation > self.alpha:
             self._fill(self.trained)
             return
         self._decide("full", range(self.n_forget), self.state.violations)
@@ -222,19 +239,17 @@ class UnlearningLoop:
         state = self.state
         if state.phase == "done":
             return None
-        before, recent = self._positions(), state.recent
+        before = self._positions()
         try:
             report = self._update(state.queue[: self.recipe.batch])
-        except StepError:
+        except StepError as error:
+            error.partial = self.updater.applied
             self._go_to(before)
-            state.recent = recent
             raise
-        finally:
-            self._drop(False)
         state.queue = state.queue[self.recipe.batch :]
         state.step += 1
         self.log.write("step", phase=state.phase, **asdict(report))
-        if state.phase == "main":
+        if state.phase == "main" and not self.budget:
             decision = self.look()
             if decision is not None and decision.stop:
                 state.queue = []
@@ -245,108 +260,26 @@ class UnlearningLoop:
         return report
 
     def _update(self, forget: Sequence[int]) -> StepReport:
-        keep = self.retain.next(self.recipe.retain_batch) if self.retain is not None else []
-        rows = [(row, True, start) for row, start in zip(forget, self._starts(forget), strict=True)]
-        rows += [(row, False, 0) for row in keep]
-        active = [self.runner.tokens(row) - start for row, is_forget, start in rows if is_forget]
-        counts = Counts(
-            forget_rows=sum(tokens > 0 for tokens in active),
-            forget_tokens=sum(active),
-            retain_tokens=sum(self.runner.tokens(row) for row in keep),
-        )
-        self._drop(True)
-        sums = Sums()
-        size = self.micro_batch or len(rows)
-        for first in range(0, len(rows), size):
-            self._backward(rows[first : first + size], counts, sums)
-        if counts.forget_rows:
-            # Half of what these rows show, half of what was known: single batches stray by their size.
-            self.state.recent = 0.5 * self.state.recent + 0.5 * sums.violation / counts.forget_rows
-        norm = self._apply() if sums.backward else None
-        return StepReport(
+        examples = [Example(row, True, start) for row, start in zip(forget, self._starts(forget), strict=True)]
+        report = self.updater.update(
+            examples,
+            self._draw,
             step=self.state.step + 1,
-            forget_loss=sums.forget / counts.forget_rows if counts.forget_rows else None,
-            retain_loss=sums.retain / counts.retain_tokens if counts.retain_tokens else None,
-            anchor_loss=sums.anchor / counts.forget_tokens if self.masc.anchor > 0 and counts.forget_tokens else None,
-            total_loss=sums.total,
-            violation=sums.violation / counts.forget_rows if counts.forget_rows else None,
-            gradient_norm=norm,
-            closed=sums.closed,
-            updated=norm is not None,
+            scale=step_scale(self.recipe, self.state, self.alpha),
+            phase=self.state.phase,
         )
+        if report.violation is not None:
+            # Half of what these rows show, half of what was known: single batches stray by their size.
+            self.state.recent = 0.5 * self.state.recent + 0.5 * report.violation
+        return report
 
-    def _backward(self, rows: Sequence[tuple[int, bool, int]], counts: Counts, sums: Sums) -> None:
-        """One forward and backward pass over a part of the update, divided by the counts of the whole update."""
-        labelled = self.runner.forward([row for row, _, _ in rows], [start for _, _, start in rows])
-        n_forget = sum(is_forget for _, is_forget, _ in rows)
-        is_forget = labelled.row < n_forget
-        loss = labelled.hidden.new_zeros((), dtype=torch.float32)
-        if n_forget:
-            chosen, starts = [row for row, _, _ in rows[:n_forget]], [start for _, _, start in rows[:n_forget]]
-            part = Labelled(labelled.hidden[is_forget], labelled.row[is_forget], labelled.target[is_forget])
-            margins = margins_of(self.runner, self.masc, part, chosen, starts)
-            gate = None
-            if self.recipe.gate:
-                tokens = [self.runner.tokens(row) for row in chosen]
-                gate = margins.new_tensor(gates(self.state.phase, tokens, alpha=self.alpha, slack=self.slack))
-            hinge = masc_hinge(margins, part.row, n_forget, rho=self.masc.rho, eta=self.masc.eta, gate=gate)
-            loss = loss + self.masc.weight * hinge.total / max(counts.forget_rows, 1)
-            if self.masc.anchor > 0:
-                reference = self.runner.reference(chosen, starts, without_target=True)
-                anchor = self.runner.stats(part, kl=reference).kl
-                assert anchor is not None
-                loss = loss + self.masc.anchor * kl_sum(anchor).total / max(counts.forget_tokens, 1)
-                sums.anchor += anchor.detach().sum().item()
-            sums.forget += hinge.total.item()
-            sums.violation += hinge.violation.nansum().item()
-            sums.closed += hinge.closed
-            active = hinge.total.item() != 0 or self.masc.anchor > 0
-        else:
-            active = False
-        if n_forget < len(rows):
-            kept = [row for row, _, _ in rows[n_forget:]]
-            part = Labelled(labelled.hidden[~is_forget], labelled.row[~is_forget], labelled.target[~is_forget])
-            kl = self.runner.stats(part, kl=self.runner.reference(kept)).kl
-            assert kl is not None
-            total = kl_sum(kl).total
-            loss = loss + self.masc.kl_weight * total / max(counts.retain_tokens, 1)
-            sums.retain += total.item()
-            active = True
-        if not math.isfinite(loss.item()):
-            raise StepError(
-                f"step {self.state.step + 1}: the loss is {loss.item()}; the weights of the step before are kept"
-            )
-        sums.total += loss.item()
-        # Nothing in this part is above the hinge and nothing is to be kept: a backward pass would give zeros.
-        if active:
-            loss.backward()
-            self.masters.grads_to_masters()
-            sums.backward = True
-
-    def _apply(self) -> float:
-        parameters = [master for master in self.masters.masters if master.grad is not None]
-        if not parameters:
-            raise StepError(f"step {self.state.step + 1}: no trainable weight received a gradient")
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.max_grad_norm or math.inf).item()
-        if not math.isfinite(norm):
-            raise StepError(
-                f"step {self.state.step + 1}: the gradient norm is {norm}; the weights of the step before are kept"
-            )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr * step_scale(self.recipe, self.state, self.alpha)
-        self.optimizer.step()
-        self.masters.to_model()
-        self.masters.zero_grad()
-        return norm
+    def _draw(self) -> list[Example]:
+        return [Example(row, False) for row in self.retain.next(self.recipe.retain_batch)] if self.retain else []
 
     def run(self, after_step: Callable[[StepReport], None]) -> None:
         """Advance until done; `after_step` sees every update and may raise to interrupt."""
         while (report := self.advance()) is not None:
             after_step(report)
-
-    def _drop(self, on: bool) -> None:
-        for module in self.dropouts:
-            module.training = on
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -376,6 +309,7 @@ class UnlearningLoop:
             "probe_pool": self.probe_pool.state_dict(),
             "positions": self._positions(),
             "trainable": [parameter.detach().clone() for parameter in self.masters.params],
+            "weights": self.objective.weights.state_dict(),
             "masters": self.masters.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
@@ -389,5 +323,6 @@ class UnlearningLoop:
         with torch.no_grad():
             for parameter, saved in zip(self.masters.params, state["trainable"], strict=True):
                 parameter.copy_(saved)
+        self.objective.weights.load_state_dict(state["weights"])
         self.masters.load_state_dict(state["masters"])
         self.optimizer.load_state_dict(state["optimizer"])

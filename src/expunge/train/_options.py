@@ -12,7 +12,8 @@ from typing import Any
 
 from expunge.errors import UsageError
 from expunge.objectives import MascSettings, preset
-from expunge.train._config import RECIPES, Recipe, RunConfig
+from expunge.train._config import RunConfig
+from expunge.train._recipe import Recipe, base_recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,8 @@ OPTION_GROUPS: tuple[OptionGroup, ...] = (
     _group("method", MascSettings, frozenset({"tolerance"})),
     _group("weights", Recipe),
 )
+# Without effect where another method is chosen: its settings are `method_options`; the others are of the measurement.
+_ONLY_MASC = ("weight", "eta", "kl_weight", "anchor", "cut", "min_prefix", "min_suffix")
 
 
 def config_from_options(values: Mapping[str, Any], *, where: str = "options") -> RunConfig:
@@ -76,10 +79,15 @@ def config_from_options(values: Mapping[str, Any], *, where: str = "options") ->
         if run.get(name) is None:
             raise UsageError(f"{name}: found none, accepted is {OPTION_GROUPS[0].help()[name]}")
     config = RunConfig(**run)  # checks the preset's name
+    if config.method != "masc":
+        for name in _ONLY_MASC:
+            if name in masc:
+                raise UsageError(f"{name}: found with method {config.method}, accepted is it with masc only")
+    base = base_recipe(config.method, config.preset, lora=recipe.get("lora"))
     return dataclasses.replace(
         config,
         masc=dataclasses.replace(preset(config.preset), **masc) if masc else None,
-        recipe=dataclasses.replace(RECIPES[config.preset], **recipe) if recipe else None,
+        recipe=dataclasses.replace(base, **recipe) if recipe else None,
     )
 
 
@@ -119,5 +127,5 @@ def _cast(name: str, value: Any, accepted: tuple[Any, ...]) -> Any:
     if bool in accepted and not isinstance(value, bool):
         raise UsageError(f"{name}: found {value!r}, accepted is true or false")
     if dict[str, str] in accepted and not isinstance(value, dict):
-        raise UsageError(f"{name}: found {value!r}, accepted is a mapping of our column names to the file's")
+        raise UsageError(f"{name}: found {value!r}, accepted is a mapping of names to values")
     return value

@@ -19,6 +19,7 @@ class Progress:
         step: updates done.
         phase: "main" or "rest", while training.
         loss: nats a token, while teaching.
+        bytes: what the reference takes, while it is computed.
     """
 
     stage: str
@@ -29,6 +30,7 @@ class Progress:
     step: int | None = None
     phase: str | None = None
     loss: float | None = None
+    bytes: int | None = None
 
 
 Watch = Callable[[Progress], None]

@@ -32,6 +32,7 @@ def describe_run(config: RunConfig, masc: MascSettings, source: str, loaded: Loa
     weight = next(loaded.model.parameters())
     return {
         "config": config.to_dict(),
+        "method": config.spec.as_dict() if config.method != "masc" else None,
         "resolved_masc": dataclasses.asdict(masc),
         "tolerance_source": source,
         "versions": {name: _version(name) for name in _PACKAGES},

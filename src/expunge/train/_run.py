@@ -14,16 +14,34 @@ import torch
 from peft import PeftModel
 
 from expunge.errors import RunError, UsageError
-from expunge.lm import LoadedModel, SaveReport, adapter_disabled, load_model, lora_report, probe_logits, save_model
+from expunge.lm import (
+    LoadedModel,
+    SaveReport,
+    adapter_disabled,
+    layer_index,
+    load_model,
+    probe_logits,
+    save_model,
+)
 from expunge.objectives import MascSettings
 from expunge.stopping import left_over
+from expunge.train._arithmetic import base_weights, subtract_tuning
 from expunge.train._card import model_card
 from expunge.train._config import RunConfig
 from expunge.train._evaluate import Evaluation
 from expunge.train._folder import LOG, MODEL, RESULT, RunFolder
 from expunge.train._log import RunLog
 from expunge.train._loop import UnlearningLoop
-from expunge.train._prepare import check_lengths, encode_data, held_out, load, make_runner, make_trainable, read_data
+from expunge.train._prepare import (
+    check_lengths,
+    encode_data,
+    held_out,
+    load,
+    make_objective,
+    make_runner,
+    make_trainable,
+    read_data,
+)
 from expunge.train._progress import Progress, Watch
 from expunge.train._record import check_same, describe_run
 from expunge.train._result import Summary, UnlearnResult
@@ -80,6 +98,14 @@ def resume(
     config = dataclasses.replace(config, out=str(out), threads=config.threads or saved["threads"])
     with _flushed():
         return _Run(config, progress, interrupted).go_on(folder, saved)
+
+
+def loaded_run(config: RunConfig) -> _Run:
+    """A run up to its first number: files read, model loaded and made trainable, nothing written."""
+    run = _Run(config.resolved(), None, None)
+    run.folder.check_free()
+    run._load()
+    return run
 
 
 @contextlib.contextmanager
@@ -158,7 +184,10 @@ class _Run:
         self.base_logits = None if self.recipe.lora else probe_logits(self.loaded.model, self._probe_ids())
         # NOTE: made before the folder is: a target that matches nothing must leave no folder.
         self.trainable = make_trainable(self.loaded.model, self.recipe, self.config.seed)
-        if self.trainable.split.head is None and self._reference_rows():
+        self.base_weights = base_weights(self.trainable) if self.config.spec.kind == "weights" else {}
+        self._check_layers()
+        self._make_runner()
+        if self.trainable.split.head is None and self.references.get("states"):
             if not self.recipe.lora:
                 raise UsageError("full: this model's head is not recognised; accepted with it is --lora")
             if self.masc.teacher_delta is not None:
@@ -201,11 +230,40 @@ class _Run:
         longest = max(self.data.forget.corpus.rows, key=lambda row: len(row.input_ids))
         return torch.tensor([longest.input_ids[:64]])
 
-    def _make_loop(self, log: RunLog) -> None:
+    def _make_runner(self) -> None:
+        config = self.config
         self.runner = make_runner(
-            self.trainable, self.data, self.masc, pad_id=self.loaded.pad_id, seed=self.config.seed
+            self.trainable, self.data, uses_retain=self._uses_retain(), pad_id=self.loaded.pad_id, seed=config.seed
         )
-        forget = self.data.forget.corpus.rows
+        n_forget = len(self.data.forget.corpus.rows)
+        n_retain = 0 if self.data.retain is None else len(self.data.retain.corpus.rows)
+        objective = make_objective(config, self.masc, self.runner, self.data, 0)
+        forget, retain = list(range(n_forget)), list(range(n_forget, n_forget + n_retain))
+        self.references = objective.references(forget, retain)
+        if self.masc.teacher_delta is not None:  # the measurement asks for the competitors, whatever the method
+            self.references["states"] = sorted({*self.references.get("states", ()), *forget})
+        self.references = {kind: rows for kind, rows in self.references.items() if rows}
+
+    def _check_layers(self) -> None:
+        """A layer that a term asks for is there, and something that is trained lies in it or below it."""
+        for options in (self.config.spec.forget_options, self.config.spec.retain_options):
+            if "layer" in options:
+                layer = layer_index(self.trainable.model, int(options["layer"] or 0))
+                if layer < self.trainable.first_layer:
+                    raise UsageError(
+                        f"layer: found {layer}, accepted is one from {self.trainable.first_layer}, the first that is "
+                        f"trained (upper {self.recipe.upper:g})"
+                    )
+
+    def _uses_retain(self) -> bool:
+        if self.config.method == "masc":
+            return self.masc.kl_weight > 0
+        return self.config.spec.kind == "loop" and bool(self.config.spec.retain_term.needs)
+
+    def _make_loop(self, log: RunLog) -> None:
+        config, forget = self.config, self.data.forget.corpus.rows
+        masters = self.trainable.masters
+        objective = make_objective(config, self.masc, self.runner, self.data, int(masters.rounds))
         self.loop = UnlearningLoop(
             self.runner,
             n_forget=len(forget),
@@ -213,37 +271,31 @@ class _Run:
             ids=self.data.forget.row_ids,
             masc=self.masc,
             recipe=self.recipe,
-            masters=self.trainable.masters,
+            masters=masters,
             optimizer=self.trainable.optimizer,
-            seed=self.config.seed,
+            seed=config.seed,
             log=log,
-            held_out=held_out(self.config, len(forget)),
-            micro_batch=self.config.micro_batch,
+            held_out=held_out(config, len(forget)),
+            micro_batch=config.micro_batch,
+            objective=objective,
+            budget=config.budget,
+            skip_first=config.spec.recipe.skip_first,
         )
-
-    def _reference_rows(self) -> list[int]:
-        """Rows of which the reference model is asked."""
-        n_forget = len(self.data.forget.corpus.rows)
-        asked = self.masc.teacher_delta is not None or self.masc.anchor > 0
-        rows = list(range(n_forget)) if asked else []
-        if self.masc.kl_weight > 0 and self.data.retain is not None:
-            rows += range(n_forget, n_forget + len(self.data.retain.corpus.rows))
-        return rows
 
     def _keep_references(self) -> None:
         """Full fine-tuning: what the reference model says of the rows is computed before the first update."""
-        rows = [] if self.recipe.lora else self._reference_rows()
-        if not rows:
+        if self.recipe.lora:
             return
-        done = 0
+        total, done = sum(len(rows) for rows in self.references.values()), 0
 
         def count(_: int) -> None:
             nonlocal done
             done += 1
-            self.watch(Progress("reference", done, len(rows)))
+            self.watch(Progress("reference", done, total, bytes=size))
 
+        size = self.runner.reference_bytes(self.references)
         with self._stage("reference"):
-            self.runner.keep_reference(rows, count)
+            self.runner.keep_reference(self.references, count)
 
     def _finish(self, before: dict[str, Summary | None]) -> UnlearnResult:
         started, spent = time.monotonic(), self.seconds.get("train", 0.0)
@@ -262,14 +314,28 @@ class _Run:
                     f"interrupted at step {report.step}; `expunge resume {self.folder.path}` continues from there"
                 )
 
+        if self.recipe.alternates and not self.folder.has_state():
+            self._checkpoint()
         try:
             self.loop.run(after_step)
         except StepError as error:
+            if error.partial:  # a forget step was taken and its retain steps failed: the last checkpoint stays
+                raise RunError(f"{error}; {self.folder.path} holds the last checkpoint before it") from None
             self._checkpoint()
             raise RunError(f"{error}; {self.folder.path} holds the state before that step") from None
         note()
         self._checkpoint()
+        if self.config.spec.kind == "weights":
+            self._subtract()
+            note()
         return self._conclude(before, self._save())
+
+    def _subtract(self) -> None:
+        """Task arithmetic: take what tuning on the forget examples changed off the weights."""
+        scale = float(self.config.spec.forget_options["scale"] or 0.0)
+        subtract_tuning(self.trainable, self.base_weights, scale)
+        self.loop.measure_all()
+        self.loop.state.reason += f"; their task vector was subtracted, scale {scale:g}"
 
     def _save(self) -> SaveReport:
         self.watch(Progress("save"))
@@ -315,7 +381,7 @@ class _Run:
         result = UnlearnResult(
             out=str(self.folder.path),
             model=str(self.folder.path / MODEL),
-            forgotten=state.stopped_at is not None and not left,
+            forgotten=(state.stopped_at is not None or self.config.budget) and not left,
             reason=reason,
             tolerance=alpha,
             tolerance_source=self.run_info["tolerance_source"],
@@ -338,7 +404,8 @@ class _Run:
 
     def _advice(self) -> tuple[str, ...]:
         """What would have made the numbers surer."""
-        if self.run_info["tolerance_source"] != "preset" or self.config.preset != "default":
+        preset = self.run_info["tolerance_source"] == "preset"
+        if not preset or self.config.preset != "default" or self.config.method != "masc":
             return ()
         return (
             f"the tolerance {self.masc.tolerance:g} is the preset's; `--holdout FILE` with comparable texts the model "
@@ -373,26 +440,3 @@ class _Run:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
-
-
-def describe(config: RunConfig) -> dict[str, Any]:
-    """What a dry run shows: the resolved configuration, the data after encoding and the trainable weights.
-
-    Raises:
-        UsageError: what `unlearn` would refuse before its first update.
-    """
-    run = _Run(config.resolved(), None, None)
-    run.folder.check_free()
-    run._load()
-    trainable = run.trainable
-    weights = sum(parameter.numel() for parameter in trainable.masters.params)
-    total = sum(parameter.numel() for parameter in trainable.model.parameters())
-    return {
-        "config": run.config.to_dict(),
-        "data": run.data.counts(),
-        "weights": {"trainable": weights, "total": total, "fingerprint": run.fingerprint},
-        "lora": dataclasses.asdict(lora_report(trainable.model)) if run.recipe.lora else None,
-        "tolerance": run.masc.tolerance
-        if config.tolerance is not None or config.holdout is None
-        else "from the holdout",
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from expunge.stopping import sampling_error
-from expunge.train._config import Recipe
+from expunge.train._recipe import Recipe
 from expunge.train._state import LoopState
 
 # Smallest factor of a tapered step size.

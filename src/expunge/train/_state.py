@@ -8,7 +8,13 @@ from expunge.errors import RunError
 
 
 class StepError(RunError):
-    """An update could not be made; the loop is as it was before it."""
+    """An update could not be made; the loop is as it was before it, unless `partial`.
+
+    Attributes:
+        partial: earlier turns of the update have changed the weights.
+    """
+
+    partial = False
 
 
 @dataclass
@@ -44,26 +50,42 @@ class LoopState:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one update did; parts are means over the whole update, None where a part was not computed."""
+    """What one update did; parts are means over the whole update, None where a part was not computed.
+
+    Attributes:
+        step: number of the update, from 1.
+        forget_loss: the forget term, before its weight.
+        retain_loss: the retain term, before its weight; with several retain turns their mean.
+        anchor_loss: KL of the anchor, in nats a token.
+        total_loss: what was minimised: the weighted sum.
+        retain_weight: weight of the retain term.
+        violation: mean violation of the forget rows that were trained on, where the objective computes margins.
+        gradient_norm: norm of the gradient that was applied; with several turns that of the first.
+        forget_gradient_norm: norm of the forget term's gradient; None where the parts were not taken apart.
+        retain_gradient_norm: norm of the retain term's gradient; with several turns their mean.
+        cosine: between the gradients of the two terms, in [−1, 1]: of this update where they were taken apart, of the
+            running averages where the optimizer keeps one for each; None otherwise.
+        base_norm: norm of the optimizer's shared base relative to the average gradient, by objective.
+        delta_norm: norm of each objective's delta relative to its average gradient.
+        closed: forget rows whose gate was closed.
+        updated: whether the weights were changed.
+    """
 
     step: int
     forget_loss: float | None
     retain_loss: float | None
     anchor_loss: float | None
     total_loss: float
+    retain_weight: float
     violation: float | None
     gradient_norm: float | None
+    forget_gradient_norm: float | None
+    retain_gradient_norm: float | None
+    cosine: float | None
+    base_norm: dict[str, float | None] | None
+    delta_norm: dict[str, float | None] | None
     closed: int
     updated: bool
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What one update divides by, whatever its parts: rows and tokens of the whole update."""
-
-    forget_rows: int
-    forget_tokens: int
-    retain_tokens: int
 
 
 @dataclass
@@ -71,9 +93,9 @@ class Sums:
     """Running sums over the parts of one update."""
 
     forget: float = 0.0
-    anchor: float = 0.0
+    anchor: float | None = None
     retain: float = 0.0
     total: float = 0.0
-    violation: float = 0.0
+    violation: float | None = None
     closed: int = 0
     backward: bool = False
