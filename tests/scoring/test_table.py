@@ -116,3 +116,24 @@ def test_a_miss_in_the_last_window_ends_the_suffix():
 def test_columns_of_different_length_are_refused():
     with pytest.raises(ValueError, match="exact: found 1 values, accepted is 4"):
         table(exact=np.array([1.0]))
+
+
+def test_columns_of_later_versions_are_optional_in_old_files(tmp_path):
+    path = tmp_path / "scores.parquet"
+    table(min_k=np.array([-1.0, -2.0, -3.0, math.nan]), zlib=np.array([9.0, 9.0, 9.0, 9.0])).to_parquet(path)
+    assert ScoreTable.from_parquet(path).values("min_k") == [-1.0, -2.0, -3.0, None]
+    assert ScoreTable.from_parquet(path).min_k_plus is None
+    old = pq.read_table(path).drop_columns(["min_k", "min_k_plus", "zlib"])
+    pq.write_table(old, path)
+    assert ScoreTable.from_parquet(path).zlib is None
+
+
+def test_min_k_of_joined_windows_is_not_measured():
+    joined = table(min_k=np.array([-1.0, -2.0, -3.0, -4.0])).by_record()
+    several = [len(set(np.flatnonzero(table().record == record))) > 1 for record in joined.record]
+    assert [math.isnan(value) for value in joined.min_k] == several
+
+
+def test_take():
+    assert table().take([2, 0]).id == (table().id[2], table().id[0])
+    assert table().take([2]).logprob_sum[0] == table().logprob_sum[2]

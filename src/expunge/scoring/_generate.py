@@ -1,5 +1,6 @@
-"""Batched greedy decoding: the same tokens as one prompt at a time."""
+"""Batched decoding, greedy or sampled: the same tokens as one prompt at a time."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from transformers import DynamicCache
 
 from expunge.errors import UsageError
 from expunge.scoring._mode import evaluating
+
+_PAD_TO = 32
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,35 @@ class Generation:
     finished: bool
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Draw tokens from the model's distribution instead of taking the likeliest.
+
+    Row i of the prompts has draws of its own, from the seed and i: they do not depend on the batch. For n samples of a
+    prompt, give it n times.
+
+    Attributes:
+        temperature: logits are divided by it, above 0.
+        seed: of the draws.
+
+    Raises:
+        UsageError: the temperature is not above 0.
+    """
+
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.temperature < float("inf"):
+            raise UsageError(f"temperature: found {self.temperature!r}, accepted is a number above 0")
+
+    def draws(self, row: int, count: int) -> Tensor:
+        """Uniform numbers in [0, 1) for the tokens of a row, (count,) float64."""
+        digest = hashlib.sha256(f"{self.seed}:{row}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
 def generate(
     model: Any,
     tokenizer: Any,
@@ -36,13 +68,15 @@ def generate(
     pad_id: int,
     max_new_tokens: int = 80,
     batch_size: int = 32,
+    sampling: Sampling | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
-    """Continue prompts greedily: y_t = argmax_v z_v(prompt, y_<t).
+    """Continue prompts greedily, y_t = argmax_v z_v(prompt, y_<t), or by sampling, y_t ~ softmax(z / temperature).
 
     Prompts are padded on the left, positions are counted from the mask, so a prompt gives the same tokens in any batch
     (exactly in float32; half precision may round ties differently). Only the model's forward is used: sampling,
-    penalties and forced tokens of its generation settings have no effect. Rows that have ended leave the batch.
+    penalties and forced tokens of its generation settings have no effect. Rows that have ended leave the batch, which
+    shrinks to powers of two; prompts are padded to multiples of 32: few shapes, since each new one costs preparation.
 
     Args:
         model: a causal language model of transformers; its modes are restored, also after an error.
@@ -51,6 +85,7 @@ def generate(
         pad_id: any valid id; it is masked and never read.
         max_new_tokens: length limit, 1 or more.
         batch_size: prompts decoded together, 1 or more.
+        sampling: temperature and seed; None: greedy.
         progress: called with (prompts done, prompts in all) after each batch.
 
     Returns:
@@ -66,7 +101,11 @@ def generate(
     with evaluating(model):
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            decoded = _decode(model, [prompts[index] for index in chosen], pad_id, ends, max_new_tokens)
+            draws = None
+            if sampling is not None:
+                draws = torch.stack([sampling.draws(index, max_new_tokens) for index in chosen])
+            choose = _Choice(draws, 1.0 if sampling is None else sampling.temperature)
+            decoded = _decode(model, [prompts[index] for index in chosen], pad_id, ends, max_new_tokens, choose)
             found.update(zip(chosen, decoded, strict=True))
             if progress is not None:
                 progress(len(found), len(prompts))
@@ -96,6 +135,29 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ends)
 
 
+class _Choice:
+    """Chooses the next ids from logits.
+
+    Args:
+        draws: (rows, steps) uniform numbers; None: the likeliest.
+        temperature: of the softmax.
+    """
+
+    def __init__(self, draws: Tensor | None, temperature: float) -> None:
+        self.draws, self.temperature = draws, temperature
+
+    def __call__(self, logits: Tensor, slots: Sequence[int], step: int) -> Tensor:
+        """Ids (B,) from logits (B, V); `slots` are the rows of the draws."""
+        if self.draws is None:
+            return logits.argmax(-1)
+        # Inverse distribution function: one number a token, whatever the vocabulary. In float64, so that the sum of
+        # many small probabilities keeps its digits; on the CPU, since not every device has that type.
+        sums = torch.softmax(logits.cpu().double() / self.temperature, dim=-1).cumsum(-1)
+        wanted = self.draws[list(slots), step][:, None] * sums[:, -1:]
+        found = torch.searchsorted(sums, wanted, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
+        return found.to(logits.device)
+
+
 class _Forward:
     """The model's forward with the cache under the name its version of transformers uses."""
 
@@ -113,13 +175,18 @@ class _Forward:
         self.with_positions = "position_ids" in names
 
     def __call__(self, input_ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Return the most likely next id of each row, (B,)."""
+        """Return the logits of the next id of each row, (B, V)."""
         arguments = self.arguments | ({"position_ids": positions} if self.with_positions else {})
-        return self.model(input_ids=input_ids, attention_mask=mask, **arguments).logits[:, -1].argmax(-1)
+        return self.model(input_ids=input_ids, attention_mask=mask, **arguments).logits[:, -1]
 
 
 def _decode(
-    model: Any, prompts: Sequence[Sequence[int]], pad_id: int, ends: frozenset[int], max_new_tokens: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    pad_id: int,
+    ends: frozenset[int],
+    max_new_tokens: int,
+    choose: _Choice,
 ) -> list[tuple[list[int], bool]]:
     """Decode one batch; returns (tokens without the end, finished) for each prompt."""
     forward = _Forward(model)
@@ -129,7 +196,7 @@ def _decode(
     finished = [False] * len(prompts)
     slots = list(range(len(prompts)))
     for step in range(max_new_tokens):
-        following = forward(ids, mask, positions)
+        following = choose(forward(ids, mask, positions), slots, step)
         for slot, token in zip(slots, following.tolist(), strict=True):
             if not finished[slot]:
                 finished[slot] = token in ends
@@ -163,7 +230,7 @@ def _kept(slots: list[int], finished: list[bool]) -> list[int]:
 
 
 def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    width = max(map(len, prompts))
+    width = -(-max(map(len, prompts)) // _PAD_TO) * _PAD_TO
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return ids.to(device), mask.to(device)

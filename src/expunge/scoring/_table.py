@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pyarrow.parquet as pq
 
 from expunge.errors import UsageError
 from expunge.metrics import mean_or_none
+from expunge.scoring._files import write_parquet
 
 _TEXT, _COUNTS = ("id",), ("record", "tokens")
 _TYPES = {"id": pa.string(), "record": pa.int64(), "tokens": pa.int64()}
+# Columns that not every pass measures; tables written before they existed are read without them.
+_OPTIONAL = ("certificate", "certificate_coarse", "min_k", "min_k_plus", "zlib")
+_ADDED = ("min_k", "min_k_plus", "zlib")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class ScoreTable:
         certificate_coarse: (1 − V)·T·log ρ ≥ logprob_sum, in nats; None where it is no bound (β < 1, or β > 1 with
             ρ < 1/2).
         suffix_exact: share of the answer, from its end, predicted without an error (extraction strength), in [0, 1].
+        min_k: mean of the lowest 40 % of log p_t, in nats; None where not measured. Other shares: from the tokens.
+        min_k_plus: the same of the normalised values of min-k++; None where not measured.
+        zlib: bytes of the labelled text compressed by zlib; None where not measured.
     """
 
     id: tuple[str, ...]
@@ -45,6 +53,9 @@ class ScoreTable:
     certificate: np.ndarray | None
     certificate_coarse: np.ndarray | None
     suffix_exact: np.ndarray
+    min_k: np.ndarray | None = None
+    min_k_plus: np.ndarray | None = None
+    zlib: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Check that all columns have one length."""
@@ -100,14 +111,8 @@ class ScoreTable:
         Args:
             path: the file; its folder exists.
         """
-        target = Path(path)
         columns = {name: pa.array(self.values(name), _TYPES.get(name, pa.float64())) for name in self.columns()}
-        aside = target.with_name(f".{target.name}.part")
-        try:
-            pq.write_table(pa.table(columns), aside)
-            aside.replace(target)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_parquet(path, columns)
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> "ScoreTable":
@@ -123,17 +128,26 @@ class ScoreTable:
             table = pq.read_table(path)
         except (OSError, pa.ArrowInvalid) as error:
             raise UsageError(f"{path}: found no readable Parquet file, accepted is a score table") from error
-        missing = [name for name in cls.columns() if name not in table.column_names]
+        there = [name for name in cls.columns() if name in table.column_names]
+        missing = [name for name in cls.columns() if name not in (*there, *_ADDED)]
         if missing:
             raise UsageError(f"{path}: found no column {', '.join(missing)}, accepted is a score table")
-        return cls(**{name: _column(name, table[name].to_pylist()) for name in cls.columns()})
+        return cls(**{name: _column(name, table[name].to_pylist()) for name in there})
+
+    def take(self, rows: Sequence[int]) -> "ScoreTable":
+        """The named rows, in that order."""
+        places = list(rows)
+        found = {name: getattr(self, name) for name in self.columns()}
+        found = {name: None if column is None else column[places] for name, column in found.items() if name != "id"}
+        return ScoreTable(id=tuple(self.id[place] for place in places), **found)
 
     def by_record(self) -> "ScoreTable":
         """Join the windows of each record: sums are added, shares weighted by tokens, suffixes run on across windows.
 
         Returns:
             One row a record, in the order of first appearance, with the id of the record's first row. Rows without a
-            labelled token add nothing.
+            labelled token add nothing. min_k, min_k_plus and zlib cannot be joined: they are not measured for a record
+            of several windows (join the token table instead).
         """
         places: dict[int, list[int]] = {}
         for index, record in enumerate(self.record.tolist()):
@@ -158,7 +172,15 @@ class ScoreTable:
             certificate=None if self.certificate is None else added(self.certificate),
             certificate_coarse=None if self.certificate_coarse is None else added(self.certificate_coarse),
             suffix_exact=np.array([self._suffix(group) for group in groups], dtype=np.float64),
+            **{name: self._of_single(getattr(self, name), groups) for name in _ADDED},
         )
+
+    @staticmethod
+    def _of_single(column: np.ndarray | None, groups: list[list[int]]) -> np.ndarray | None:
+        """A column of the records that are one window."""
+        if column is None:
+            return None
+        return np.array([column[group[0]] if len(group) == 1 else math.nan for group in groups], dtype=np.float64)
 
     def _suffix(self, group: list[int]) -> float:
         """Share of the joined windows that is predicted without an error, from the end."""
@@ -178,6 +200,6 @@ def _column(name: str, values: list[Any]) -> Any:
         return tuple(values)
     if name in _COUNTS:
         return np.array(values, dtype=np.int64)
-    if name.startswith("certificate") and values and all(value is None for value in values):
+    if name in _OPTIONAL and values and all(value is None for value in values):
         return None
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
