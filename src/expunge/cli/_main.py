@@ -15,12 +15,18 @@ _COMMANDS = {
     "unlearn": ("expunge.cli._unlearn", "make a model forget the examples of a file"),
     "resume": ("expunge.cli._unlearn", "continue an interrupted run"),
     "demo": ("expunge.cli._demo", "see a small language model learn 16 people and forget two"),
+    "evaluate": ("expunge.cli._evaluate", "measure what is forgotten and kept, by a benchmark"),
+    "report": ("expunge.cli._report", "make a page that shows what runs forgot, and what it cost"),
+    "ledger": ("expunge.cli._ledger", "keep and check the signed list of deletion requests"),
 }
 
 _USAGES = {
     "unlearn": "expunge unlearn MODEL --forget FILE --retain FILE --out DIR [options]",
     "resume": "expunge resume DIR [options]",
     "demo": "expunge demo [options]",
+    "evaluate": "expunge evaluate MODEL --suite NAME --data DIR [options]",
+    "report": "expunge report RUN... [options]",
+    "ledger": "expunge ledger ACTION FILE_OR_DIR [options]",
 }
 
 
