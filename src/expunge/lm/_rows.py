@@ -31,15 +31,16 @@ class PreparedRow:
     ids: Tensor  # (n,) the ids that are fed: those before the last labelled token
     places: Tensor  # (m,) positions that predict the labelled tokens
     targets: Tensor  # (m,)
+    copied: Tensor  # (m,) bool, targets that are among the tokens before the first labelled one, too
 
 
 def prepare(row: TokenRow) -> PreparedRow:
     """Cut a row after its last labelled token."""
     places = [t - 1 for t, label in enumerate(row.labels) if label != IGNORE_INDEX and t > 0]
     last = places[-1] + 1 if places else 1
-    return PreparedRow(
-        torch.tensor(row.input_ids[:last]), torch.tensor(places), torch.tensor([row.labels[t + 1] for t in places])
-    )
+    targets, prompt = [row.labels[t + 1] for t in places], set(row.input_ids[: places[0] + 1] if places else ())
+    copied = torch.tensor([target in prompt for target in targets], dtype=torch.bool)
+    return PreparedRow(torch.tensor(row.input_ids[:last]), torch.tensor(places), torch.tensor(targets), copied)
 
 
 @torch.no_grad()

@@ -97,9 +97,8 @@ class RowRunner:
         self._references: dict[Kind, KeptRows] = {}
         self._budget = budget
         self._competitors: dict[int, Tensor] = {}
-        self._reference_head = split.head
-        if without_adapter is None and split.head is not None:
-            self._reference_head = _frozen(split.head)
+        # NOTE: where all weights are trained the head changes, too; it is copied when states are first asked for.
+        self._reference_head, self._live = split.head, without_adapter is None
 
     @property
     def device(self) -> torch.device:
@@ -116,9 +115,28 @@ class RowRunner:
         """Number of logits."""
         return _vocabulary(self.split) if self.split.head is None else self.split.head.weight.shape[0]
 
+    @property
+    def rows_at_once(self) -> int | None:
+        """Most rows of one forward pass; None: any number."""
+        return _PART if self._device.type == "cpu" else None
+
     def tokens(self, index: int) -> int:
         """Number of labelled tokens of a row."""
         return len(self._rows[index].targets)
+
+    def length(self, index: int) -> int:
+        """Number of tokens of a row that are fed."""
+        return len(self._rows[index].ids)
+
+    def copied(self, indices: Sequence[int], starts: Sequence[int] | None = None) -> Tensor:
+        """Which labelled tokens the row's prompt contains, too, (N,) bool, in the order of `forward`.
+
+        Args:
+            indices: rows.
+            starts: as for `forward`.
+        """
+        starts = starts or [0] * len(indices)
+        return torch.cat([self._rows[i].copied[s:] for i, s in zip(indices, starts, strict=True)]).to(self._device)
 
     def forward(
         self, indices: Sequence[int], starts: Sequence[int] | None = None, *, layer: int | None = None
@@ -145,7 +163,7 @@ class RowRunner:
         if not active:
             return self._nothing()
         active.sort(key=lambda one: (len(one.row.ids), one.place))
-        size = _PART if self._device.type == "cpu" else len(active)
+        size = self.rows_at_once or len(active)
         parts = [self._part(active[first : first + size], layer) for first in range(0, len(active), size)]
         owner = torch.cat([part.row for part in parts])
         # Back to the order that was asked for; tokens of a row stay in theirs.
@@ -321,6 +339,8 @@ class RowRunner:
 
     @torch.no_grad()
     def _compute_reference(self, kind: Kind, group: Sequence[int]) -> dict[int, Tensor]:
+        if kind == "states" and self._live and self._reference_head is not None:
+            self._reference_head, self._live = _frozen(self._reference_head), False
         with (self._without_adapter or _nothing)(), evaluating(self.split.model):
             labelled = self.forward(group, layer=kind if isinstance(kind, int) else None)
         values = labelled.hidden

@@ -86,6 +86,7 @@ def masc_hinge(
     rho: float = 0.7,
     eta: float = 0.25,
     gate: float | Tensor | None = None,
+    spared: Tensor | None = None,
 ) -> HingeResult:
     """Mean over rows of the mean hinge of the token margins above a safe level.
 
@@ -102,6 +103,8 @@ def masc_hinge(
         rho: allowed token probability ρ, in (0, 1).
         eta: width η of the hinge below τ_ρ, in logits, above 0.
         gate: tolerated violation share α in [0, 1], for all rows or (n_rows,) one each; None for no gate.
+        spared: (N,) bool, tokens that cost nothing, though they count among a row's T tokens and in its violation; None
+            for none.
 
     Returns:
         The loss, its sum and count, and both numbers per row. Without a single token the loss is a zero attached to
@@ -138,7 +141,12 @@ def masc_hinge(
     def mean_per_row(per_token: Tensor) -> Tensor:
         return torch.zeros(n_rows, dtype=values.dtype, device=values.device).index_add(0, rows, per_token) / divisor
 
-    per_row = mean_per_row((values - (tau - eta)).clamp(min=0) / eta)
+    hinge = (values - (tau - eta)).clamp(min=0) / eta
+    if spared is not None:
+        if spared.shape != margins.shape or spared.dtype != torch.bool:
+            raise ValueError(f"spared: found {spared.dtype} of shape {tuple(spared.shape)}, accepted is (N,) bool")
+        hinge = hinge.masked_fill(spared, 0.0)
+    per_row = mean_per_row(hinge)
     violation = mean_per_row((values.detach() > tau).to(values.dtype))
     closed = torch.zeros_like(counted) if gate is None else counted & (violation <= gate)
     per_row = torch.where(closed, torch.zeros_like(per_row), per_row)

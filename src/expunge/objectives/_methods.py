@@ -43,6 +43,8 @@ class MascSettings:
             logits of its best.
         kl_weight: weight of the KL retain term, 0 for none.
         anchor: weight of the KL on the forget examples without their targets, 0 for none.
+        spare_copies: tokens that the prompt contains, too, are not pushed, until the rule has stopped: a name that is
+            repeated from the question is no memory, and the answers' own facts are what has to go.
         cut: (lo, hi) shares of the answer between which the trained suffix starts; None for whole answers.
         min_prefix: fewest answer tokens left out of the loss.
         min_suffix: fewest answer tokens kept in the loss.
@@ -66,6 +68,7 @@ class MascSettings:
     teacher_delta: float | None = None
     kl_weight: float = 1.0
     anchor: float = 0.0
+    spare_copies: bool = False
     cut: tuple[float, float] | None = (0.2, 0.6)
     min_prefix: int = 32
     min_suffix: int = 32
@@ -83,6 +86,7 @@ class MascSettings:
         _require(_number(self.beta) and self.beta > 0, "beta", self.beta, "a number above 0")
         _require(_number(self.kl_weight) and self.kl_weight >= 0, "kl_weight", self.kl_weight, "a number from 0")
         _require(_number(self.anchor) and self.anchor >= 0, "anchor", self.anchor, "a number from 0")
+        _require(isinstance(self.spare_copies, bool), "spare_copies", self.spare_copies, "true or false")
         delta, alpha = self.teacher_delta, self.tolerance
         _require(delta is None or (_number(delta) and delta >= 0), "teacher_delta", delta, "a number from 0, or none")
         _require(

@@ -239,12 +239,13 @@ class UnlearningLoop:
         state = self.state
         if state.phase == "done":
             return None
-        before = self._positions()
+        before, recent = self._positions(), state.recent
         try:
             report = self._update(state.queue[: self.recipe.batch])
         except StepError as error:
             error.partial = self.updater.applied
             self._go_to(before)
+            state.recent = recent
             raise
         state.queue = state.queue[self.recipe.batch :]
         state.step += 1
@@ -261,17 +262,15 @@ class UnlearningLoop:
 
     def _update(self, forget: Sequence[int]) -> StepReport:
         examples = [Example(row, True, start) for row, start in zip(forget, self._starts(forget), strict=True)]
-        report = self.updater.update(
-            examples,
-            self._draw,
-            step=self.state.step + 1,
-            scale=step_scale(self.recipe, self.state, self.alpha),
-            phase=self.state.phase,
-        )
-        if report.violation is not None:
+        state = self.state
+        return self.updater.update(examples, self._draw, step=state.step + 1, scale=self._scale, phase=state.phase)
+
+    def _scale(self, violation: float | None) -> float:
+        """Factor of the step size, which follows the violation of the rows that are trained on."""
+        if violation is not None:
             # Half of what these rows show, half of what was known: single batches stray by their size.
-            self.state.recent = 0.5 * self.state.recent + 0.5 * report.violation
-        return report
+            self.state.recent = 0.5 * self.state.recent + 0.5 * violation
+        return step_scale(self.recipe, self.state, self.alpha)
 
     def _draw(self) -> list[Example]:
         return [Example(row, False) for row in self.retain.next(self.recipe.retain_batch)] if self.retain else []

@@ -159,7 +159,9 @@ class MascObjective:
         if self.gate:
             tokens = [runner.tokens(row) for row in rows]
             gate = margins.new_tensor(gates(phase, tokens, alpha=masc.tolerance, slack=self.slack))
-        hinge = masc_hinge(margins, part.row, len(forget), rho=masc.rho, eta=masc.eta, gate=gate)
+        # After the stop only what is hard is left: then every token may have to give way.
+        spared = runner.copied(rows, starts) if masc.spare_copies and phase == "main" else None
+        hinge = masc_hinge(margins, part.row, len(forget), rho=masc.rho, eta=masc.eta, gate=gate, spared=spared)
         loss = masc.weight * hinge.total / max(counts.forget, 1)
         if masc.anchor > 0:
             anchor = runner.stats(part, kl=runner.reference(rows, starts, without_target=True)).kl

@@ -39,7 +39,7 @@ class Updater:
         masters: the trainable weights.
         optimizer: over `masters.masters`.
         runner: of the model.
-        micro_batch: most rows in one forward pass; None: all.
+        micro_batch: most rows in one forward pass; None: as many as the runner takes at once.
 
     Attributes:
         applied: a step of the present update has been taken.
@@ -55,17 +55,24 @@ class Updater:
         micro_batch: int | None,
     ) -> None:
         self.objective, self.recipe, self.masters, self.optimizer = objective, recipe, masters, optimizer
-        self.micro_batch, self.applied = micro_batch, False
+        self.micro_batch, self.applied, self._runner = micro_batch, False, runner
         self._lr = [group["lr"] for group in optimizer.param_groups]
         self._few = sum(master.numel() for master in masters.masters) <= _FEW_WEIGHTS
         self._step, self._scale, self._phase = 0, 1.0, "main"
+        self._scale_of: Callable[[float | None], float] = lambda _: 1.0
         # NOTE: everything is in evaluation mode but the adapters' dropout in an update: the model's own would move it
         # away from its reference. One list, since walking the model costs more than a probe.
         runner.split.model.eval()
         self._dropouts = adapter_dropouts(runner.split.model)
 
     def update(
-        self, forget: list[Example], draw: Callable[[], list[Example]], *, step: int, scale: float, phase: str
+        self,
+        forget: list[Example],
+        draw: Callable[[], list[Example]],
+        *,
+        step: int,
+        scale: Callable[[float | None], float],
+        phase: str,
     ) -> StepReport:
         """All rows at once, or a turn of the forget rows and then turns of retain rows.
 
@@ -73,13 +80,13 @@ class Updater:
             forget: rows to forget.
             draw: gives the next retain rows; empty where the objective uses none.
             step: number of this update, from 1.
-            scale: factor of the step size.
+            scale: from the violation of the rows to forget (None: not computed) to the factor of the step size.
             phase: of the loop, for the gates.
 
         Raises:
             StepError: a loss or gradient is not finite, or no weight got one.
         """
-        self.applied, self._step, self._scale, self._phase = False, step, scale, phase
+        self.applied, self._step, self._scale_of, self._phase = False, step, scale, phase
         weights, recipe = self.objective.weights, self.recipe
         weight = weights.retain
         try:
@@ -143,18 +150,29 @@ class Updater:
             self.masters.add_grads(kept)
         else:
             self._gradients(examples, counts, sums)
+        self._rescale(counts, sums)
         return _Turn(counts, sums, self._apply(None) if sums.backward else None, norms, cosine)
 
     def _turn(self, examples: list[Example], objective: str) -> _Turn:
         """A gradient of one objective alone, and a step with its state."""
         counts, sums = self.objective.counts(examples), Sums()
         self._gradients(examples, counts, sums)
+        if objective == "forget":
+            self._rescale(counts, sums)
         norm = self._apply(objective) if sums.backward else None
         return _Turn(counts, sums, norm, {} if norm is None else {objective: norm})
 
+    def _rescale(self, counts: Counts, sums: Sums) -> None:
+        rows = counts.forget_rows
+        self._scale = self._scale_of(sums.violation / rows if rows and sums.violation is not None else None)
+
     def _gradients(self, examples: Sequence[Example], counts: Counts, sums: Sums) -> None:
         self._drop(True)
-        size = self.micro_batch or max(len(examples), 1)
+        size = self.micro_batch or self._runner.rows_at_once or max(len(examples), 1)
+        if self.micro_batch is None:
+            # What the runner takes apart anyway has a backward pass of its own, so that one part's activations are in
+            # memory at a time; rows of similar length together, as the runner would put them.
+            examples = sorted(examples, key=lambda each: (not each.forget, self._runner.length(each.row)))
         for first in range(0, len(examples), size):
             self._backward(examples[first : first + size], counts, sums)
         self._drop(False)
