@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,7 +88,8 @@ def test_package_data():
 def started(monkeypatch):
     """Configurations that would have been run."""
     configs = []
-    monkeypatch.setattr(train, "unlearn", lambda config, **_: configs.append(config))
+    monkeypatch.setattr(train, "unlearn", lambda config, **_: configs.append(config) or SimpleNamespace(out="run"))
+    monkeypatch.setattr(_api, "write_report", lambda _: None)
     return configs
 
 

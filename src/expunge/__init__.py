@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expunge._api import unlearn
+    from expunge._api import resume, unlearn
     from expunge.data import read_records
     from expunge.errors import ExpungeError, RunError, UsageError
     from expunge.lm import load_model
     from expunge.scoring import generate, score
-    from expunge.train import RunConfig, UnlearnResult, resume
+    from expunge.train import RunConfig, UnlearnResult
 
     __version__: str
 
@@ -26,7 +26,7 @@ _NAMES = {
     "generate": "expunge.scoring",
     "load_model": "expunge.lm",
     "read_records": "expunge.data",
-    "resume": "expunge.train",
+    "resume": "expunge._api",
     "score": "expunge.scoring",
     "unlearn": "expunge._api",
 }

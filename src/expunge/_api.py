@@ -1,12 +1,14 @@
-"""`expunge.unlearn`: the run from a configuration or from plain options."""
+"""`expunge.unlearn` and `expunge.resume`: a run from a configuration or from plain options, with its report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from expunge import train
 from expunge.errors import UsageError
+from expunge.report import write_report
 from expunge.train import Progress, RunConfig, UnlearnResult, config_from_options
 
 
@@ -46,4 +48,27 @@ def unlearn(
         raise UsageError(f"config: found a {type(config).__name__}, accepted is a RunConfig, or options by name")
     elif options:
         raise UsageError(f"options: found {', '.join(sorted(options))} beside a RunConfig, accepted is one of the two")
-    return train.unlearn(config, progress=progress, interrupted=interrupted)
+    result = train.unlearn(config, progress=progress, interrupted=interrupted)
+    write_report(result.out)
+    return result
+
+
+def resume(
+    out: str | Path,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> UnlearnResult:
+    """Continue an interrupted run where its last checkpoint was taken, as if it had not stopped.
+
+    Args:
+        out: the run folder.
+        progress: as for `unlearn`.
+        interrupted: as for `unlearn`.
+
+    Raises:
+        UsageError: there is nothing to resume, or model, data or packages are not those of the run.
+    """
+    result = train.resume(out, progress=progress, interrupted=interrupted)
+    write_report(result.out)
+    return result

@@ -239,3 +239,27 @@ def test_a_window_of_rows_is_not_needed_to_forget_one(tmp_path, capsys, knowing,
     one = write(tmp_path / "one.jsonl", examples(range(1)))
     assert main(words(knowing, data | {"forget": str(one)}, tmp_path / "out")) == 0
     assert "1 of 1 examples" in capsys.readouterr().out
+
+
+def test_a_request_is_signed_and_the_report_written(tmp_path, capsys, knowing, data):
+    arguments = words(knowing, data, tmp_path / "run", request="ticket-1", ledger=tmp_path / "deletions")
+    assert main([str(argument) for argument in arguments]) == 0
+    output = capsys.readouterr().out
+    assert "report.html" in output
+    assert "request ticket-1 is signed" in output
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Forgotten" in page
+    assert (tmp_path / "run" / "scores" / "forget-after-tokens.parquet").is_file()
+    assert main(["ledger", "verify", str(tmp_path / "deletions")]) == 0
+    file = next((tmp_path / "deletions").glob("*.jsonl"))
+    file.write_text(file.read_text().replace("ticket-1", "ticket-2"))
+    assert main(["ledger", "verify", str(tmp_path / "deletions")]) == 1
+    capsys.readouterr()
+    again = words(knowing, data, tmp_path / "other", request="ticket-3", ledger=tmp_path / "deletions")
+    refused(capsys, again, "ledger: ", "line 2")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_ledger_without_a_request_is_refused(tmp_path, capsys, knowing, data):
+    refused(capsys, words(knowing, data, tmp_path / "run", ledger=tmp_path / "d"), "--request")
+    assert list(tmp_path.iterdir()) == []

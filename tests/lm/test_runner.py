@@ -250,3 +250,10 @@ def test_reference_type_and_masters_fit():
     runner = runner_of(model, rows)
     assert isinstance(runner.reference([0]), Reference)
     assert len(MasterWeights(model.parameters()).masters) == sum(p.requires_grad for p in model.parameters())
+
+
+def test_copied_tokens_are_those_the_prompt_holds_too():
+    rows = [Row((5, 6, 7, 6, 8, 5, 2), (-100, -100, -100, 6, 8, 5, 2)), Row((3, 4), (-100, 4)), Row((9, 9), (9, 9))]
+    runner = runner_of(lora("llama"), rows)
+    assert runner.copied([0, 1, 2]).tolist() == [True, False, True, False, False, True]
+    assert runner.copied([0], [2]).tolist() == [True, False]

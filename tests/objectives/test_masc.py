@@ -267,3 +267,17 @@ def test_gate_of_one_number_per_row():
     assert margins.grad.tolist() == [0.0, 0.0, 0.25, 0.0]
     with pytest.raises(ValueError, match="gate"):
         masc_hinge(margins, rows, 2, gate=torch.tensor([0.5]))
+
+
+def test_spared_tokens_cost_nothing_and_count():
+    margins = torch.tensor([2.0, 3.0, -5.0, 1.0], dtype=torch.float64, requires_grad=True)
+    rows, spared = torch.tensor([0, 0, 0, 1]), torch.tensor([True, False, False, True])
+    found = masc_hinge(margins, rows, 2, rho=0.5, eta=1.0, spared=spared)
+    # Row 0: (0 + 4 + 0) / 3 tokens; row 1: its only token is spared.
+    assert found.per_row.tolist() == pytest.approx([4 / 3, 0.0])
+    assert found.loss.item() == pytest.approx(2 / 3)
+    assert found.violation.tolist() == pytest.approx([2 / 3, 1.0])
+    found.loss.backward()
+    assert margins.grad.tolist() == pytest.approx([0.0, 1 / 6, 0.0, 0.0])
+    with pytest.raises(ValueError, match="spared: found"):
+        masc_hinge(margins, rows, 2, spared=spared[:2])

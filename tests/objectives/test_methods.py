@@ -7,7 +7,7 @@ from expunge.objectives import METHODS, PRESETS, MascSettings, masc_hinge, prese
 
 
 def test_presets_hold_the_values_of_the_paper():
-    common = {"min_prefix": 32, "probe": 4, "every": 2, "anchor": 0.0}
+    common = {"min_prefix": 32, "probe": 4, "every": 2, "anchor": 0.0, "spare_copies": False}
     expected = {
         "tofu": {
             "weight": 0.05, "rho": 0.7, "eta": 0.25, "k": 10, "beta": 1.0, "teacher_delta": None, "kl_weight": 0.0,

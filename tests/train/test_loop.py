@@ -13,6 +13,7 @@ from expunge.errors import RunError
 from expunge.lm import MasterWeights, RowRunner, adapter_disabled, add_lora, split_model
 from expunge.objectives import MascSettings
 from expunge.train import Recipe, RunLog, UnlearningLoop
+from expunge.train._objective import Example
 from expunge.train._state import StepError
 
 N_FORGET, N_RETAIN = 4, 4
@@ -318,3 +319,17 @@ def test_only_the_adapters_drop(tmp_path):
     seen = [type(module).__name__ for module in model.modules() if module.training]
     assert set(seen) == {"Dropout"}
     assert len(seen) == len(loop.updater._dropouts) > 0
+
+
+def test_copies_are_spared_until_the_rule_has_stopped(tmp_path, monkeypatch):
+    loop = make_loop(tmp_path, settings(spare_copies=True), Recipe(batch=4, retain_batch=2, lora_dropout=0.0))
+    monkeypatch.setattr(loop.runner, "copied", lambda rows, starts: torch.ones(count(rows), dtype=torch.bool))
+
+    def count(rows):
+        return sum(loop.runner.tokens(row) for row in rows)
+
+    examples = [Example(row, True) for row in range(N_FORGET)]
+    counts = loop.objective.counts(examples)
+    assert loop.objective.part(examples, counts, "main").forget_sum == 0.0
+    assert loop.objective.part(examples, counts, "main").violation_sum > 0.0
+    assert loop.objective.part(examples, counts, "rest").forget_sum > 0.0

@@ -52,6 +52,7 @@ def test_end_to_end(tmp_path, knowing, data, kind):
     assert {path.name for path in (folder / "scores").iterdir()} == {
         "before.json",
         *(f"{name}-{when}.parquet" for name in ("forget", "retain") for when in ("before", "after")),
+        *(f"forget-{when}-tokens.parquet" for when in ("before", "after")),
     }
     assert (folder / "model" / "README.md").is_file()
     again = load_model(str(folder / "model"))

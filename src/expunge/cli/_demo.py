@@ -10,6 +10,7 @@ from pathlib import Path
 from expunge.cli._show import ProgressLine, console, show_answers, show_result
 from expunge.demo import FORGOTTEN
 from expunge.demo import run_demo as make_demo
+from expunge.report import write_report
 
 DEMO = """see a small language model learn 16 invented people and forget two of them
 
@@ -37,6 +38,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     show_answers(screen, "two forgotten", _one_each(answers["forget"]))
     show_answers(screen, "two kept", _one_each(answers["retain"]))
     show_result(screen, demo.result)
+    screen.print(f"report: {write_report(out)}", markup=False, soft_wrap=True)
     screen.print(f"all in all: {time.monotonic() - started:.0f} s")
     return demo.result.exit_code
 

@@ -11,7 +11,7 @@ from expunge.errors import RunError
 from expunge.lm import LoadedModel, split_model
 from expunge.metrics import rouge_l_recall
 from expunge.objectives import MascSettings
-from expunge.scoring import ScoreTable, generate, score
+from expunge.scoring import Scores, ScoreSettings, ScoreTable, generate, score_rows
 from expunge.train._config import RunConfig
 from expunge.train._folder import RunFolder
 from expunge.train._prepare import Data, Part
@@ -44,17 +44,22 @@ class Evaluation:
 
     def score(self, loaded: LoadedModel, part: Part, stage: str, rows: list[int] | None = None) -> ScoreTable:
         """Score the rows of a file, or some of them."""
+        return self._score(loaded, part, stage, rows).rows
+
+    def _score(
+        self, loaded: LoadedModel, part: Part, stage: str, rows: list[int] | None, *, tokens: bool = False
+    ) -> Scores:
         corpus = part.corpus
         if rows is not None:
             corpus = dataclasses.replace(corpus, rows=tuple(corpus.rows[row] for row in rows))
-        return score(
+        settings = ScoreSettings(
+            rho=self.masc.rho, k=self.masc.k, beta=self.masc.beta, batch_size=_SCORE_BATCH, tokens=tokens
+        )
+        return score_rows(
             split_model(loaded.model),
             corpus,
             pad_id=loaded.pad_id,
-            rho=self.masc.rho,
-            k=self.masc.k,
-            beta=self.masc.beta,
-            batch_size=_SCORE_BATCH,
+            settings=settings,
             progress=lambda done, total: self.watch(Progress(stage, done, total)),
         )
 
@@ -69,11 +74,17 @@ class Evaluation:
                 rows = _sample(rows, self.config.retain_sample, self.config.seed)
             if not rows:
                 continue
-            table = self.score(loaded, part, when, rows)
+            scores, folder = (
+                self._score(loaded, part, when, rows, tokens=part.name == "forget"),
+                self.folder.path / "scores",
+            )
+            table = scores.rows
             if part.name == "forget":
                 self.forget_table = table
             try:
-                table.to_parquet(self.folder.path / "scores" / f"{part.name}-{when}.parquet")
+                table.to_parquet(folder / f"{part.name}-{when}.parquet")
+                if scores.tokens is not None:
+                    scores.tokens.to_parquet(folder / f"{part.name}-{when}-tokens.parquet")
             except OSError as error:
                 raise RunError(f"scores: cannot write to {self.folder.path}: {error.strerror or error}") from None
             found[part.name] = summarise_scores(table, self._generate(loaded, part, when))
