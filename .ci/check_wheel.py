@@ -12,7 +12,14 @@ def contents(site: Path) -> None:
     package = Path(expunge.__file__).resolve().parent
     assert package == site.resolve() / "expunge", f"imported from {package}"
     assert "torch" not in sys.modules, "import expunge loads torch"
-    for name in ("py.typed", "demo/people.jsonl", "demo/holdout.jsonl"):
+    for name in (
+        "py.typed",
+        "demo/people.jsonl",
+        "demo/holdout.jsonl",
+        "data/refusals.txt",
+        "report/assets/run.html",
+        "report/vendor/echarts.common.min.js",
+    ):
         assert (package / name).is_file(), f"the wheel has no {name}"
     assert not (site / "tests").exists(), "the wheel has tests"
 
@@ -57,6 +64,7 @@ def run(folder: Path) -> None:
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert result["forget_after"], "result.json has no measurement"
     assert any(file.suffix == ".jsonl" for file in folder.iterdir()), "no log"
+    assert (folder / "report.html").stat().st_size > 500_000, "no report, or one without its charts"
 
 
 if __name__ == "__main__":

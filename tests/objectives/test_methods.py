@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from expunge.errors import UsageError
-from expunge.objectives import METHODS, PRESETS, MascSettings, masc_hinge, preset
+from expunge.objectives import MascSettings, preset
 
 
 def test_presets_hold_the_values_of_the_paper():
@@ -80,11 +80,3 @@ def test_lists_from_configuration_files_become_tuples():
     settings = MascSettings(cut=[0.2, 0.6])
     assert settings == MascSettings(cut=(0.2, 0.6))
     assert hash(settings) == hash(MascSettings(cut=(0.2, 0.6)))
-
-
-def test_methods_are_named_exactly_and_show_their_formula():
-    method = METHODS["masc"]
-    assert method.name == "masc"
-    assert method.forget is masc_hinge
-    assert "KL" in method.formula
-    assert dict(method.presets) == PRESETS

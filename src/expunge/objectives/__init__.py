@@ -17,7 +17,7 @@ from expunge.objectives._masc import (
     suffix_start,
     threshold,
 )
-from expunge.objectives._methods import METHODS, PRESETS, MascSettings, Method, preset
+from expunge.objectives._methods import PRESETS, MascSettings, preset
 from expunge.objectives._named import NAMED_METHODS, MethodSpec, Recipe, parse_method
 from expunge.objectives._preference import ap, dpo, npo, npo_norm, simnpo
 from expunge.objectives._registry import FORGET_TERMS, RETAIN_TERMS
@@ -28,14 +28,12 @@ from expunge.objectives._weights import FixedWeights, PrimalDual
 
 __all__ = [
     "FORGET_TERMS",
-    "METHODS",
     "NAMED_METHODS",
     "PRESETS",
     "RETAIN_TERMS",
     "FixedWeights",
     "HingeResult",
     "MascSettings",
-    "Method",
     "MethodSpec",
     "Option",
     "PrimalDual",

@@ -1,12 +1,9 @@
-"""Methods as data: which terms they join, and the named settings (presets) they come with."""
+"""The settings of MASC, and the named ones (presets)."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from expunge.errors import UsageError
-from expunge.objectives._masc import masc_hinge, mean_kl
 
 
 def _require(ok: bool, option: str, value: object, accepted: str) -> None:
@@ -145,39 +142,6 @@ PRESETS: dict[str, MascSettings] = {
         probe=8,
         confirm=32,
         every=2,
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A forget term, a retain term and the settings they come with.
-
-    Attributes:
-        name: exact name.
-        formula: the training loss, as shown to users.
-        forget: the forget term, a pure function of token statistics.
-        retain: the retain term, a pure function of token statistics.
-        presets: settings by exact name.
-        reference: where the method is described.
-    """
-
-    name: str
-    formula: str
-    forget: Callable
-    retain: Callable
-    presets: Mapping[str, MascSettings]
-    reference: str
-
-
-METHODS: dict[str, Method] = {
-    "masc": Method(
-        name="masc",
-        formula="λ · mean_rows mean_t max(0, m_t − (τ_ρ − η)) / η + kl_weight · mean_t KL(π₀ ‖ π_θ)_t",
-        forget=masc_hinge,
-        retain=mean_kl,
-        presets=MappingProxyType(PRESETS),
-        reference="https://arxiv.org/abs/2606.02920",
     ),
 }
 
