@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from _measure import in_process, peak_kb, reset_peak
 from torch import Tensor
 
 from expunge.lm import Head, Margin, labelled_positions, split_model, token_stats
@@ -102,18 +100,6 @@ def model_step(variant: str, arguments: argparse.Namespace) -> Step:
     return step
 
 
-def peak_kb() -> int:
-    """Peak resident memory of this process since the last `reset_peak`, in kB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1])
-
-
-def reset_peak() -> int:
-    """Set the peak to what is resident now, and return that, in kB."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_kb()
-
-
 def measure(arguments: argparse.Namespace) -> None:
     """The child: run one variant of one case, save values and gradient, print the numbers as JSON."""
     torch.set_num_threads(arguments.threads)
@@ -138,10 +124,8 @@ def compare(case: str, label: str, arguments: argparse.Namespace, rest: list[str
         for _ in range(arguments.rounds):
             for variant in ("expunge", "plain"):
                 save = f"{folder}/{variant}.pt"
-                command = [sys.executable, __file__, *rest, "--case", case, "--variant", variant, "--save", save]
-                environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads)}
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-                found = json.loads(done.stdout.splitlines()[-1])
+                wanted = [*rest, "--case", case, "--variant", variant, "--save", save]
+                found = in_process(__file__, wanted, arguments.threads)
                 old = best.get(variant, found)
                 best[variant] = {key: min(value, old[key]) for key, value in found.items()}
         saved = {variant: torch.load(f"{folder}/{variant}.pt") for variant in best}

@@ -46,7 +46,8 @@ class RunConfig:
         system: system turn; None: none.
         max_length: most tokens of a row.
         columns: our column names → the file's.
-        micro_batch: most rows in one forward pass; None: a whole update. The update does not depend on it.
+        micro_batch: most rows in one forward and backward pass; None: 8 on a CPU, a whole update elsewhere. The update
+            does not depend on it.
         allow_overlap: accept examples that are in both files.
         adapter_only: save the adapter instead of the merged model.
         trust_remote_code: run code that comes with a model.
