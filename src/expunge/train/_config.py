@@ -39,7 +39,7 @@ class RunConfig:
         holdout_probe: take this many forget examples out of training and probe on them, as the paper writes; 0: probe
             on examples that are trained on.
         dtype: auto, float32, bfloat16 or float16.
-        device: cpu, cuda, mps; None: what accelerate finds.
+        device: cpu, cuda, mps; None: the GPU of this process, else MPS, else the CPU.
         threads: CPU threads; None: all cores this process may use.
         seed: of sampling, masks, adapters and probes.
         template: chat, plain, or a text with {prompt} and {completion}.
