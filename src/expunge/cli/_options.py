@@ -91,7 +91,7 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any, text: str) -> Non
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif field.name in ("cut", "betas", "base_betas"):
         names = ("LOW", "HIGH") if field.name == "cut" else ("FIRST", "SECOND")
-        group.add_argument(flag, nargs=2, type=_reader(float), metavar=names, help=text)
+        group.add_argument(flag, nargs=2, type=reader(float), metavar=names, help=text)
     elif field.name == "targets":
         group.add_argument(flag, type=lambda value: tuple(value.split(",")), metavar="NAME,NAME", help=text)
     elif dict[str, str] in members:
@@ -100,11 +100,12 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any, text: str) -> Non
     else:
         kind = str if str in members else next(member for member in members if member in (int, float))
         metavar = _METAVARS.get(field.name, {int: "N", float: "X", str: "TEXT"}[kind])
-        read = _read_template if field.name == "template" else _reader(kind)
+        read = read_template if field.name == "template" else reader(kind)
         group.add_argument(flag, type=read, metavar=metavar, help=text)
 
 
-def _reader(kind: type) -> Any:
+def reader(kind: type) -> Any:
+    """Return a function that reads an option's text as that type, with the house's message where it is none."""
     accepted = {int: "a whole number", float: "a number", str: "a text"}[kind]
 
     def read(text: str) -> Any:
@@ -116,7 +117,7 @@ def _reader(kind: type) -> Any:
     return read
 
 
-def _read_template(text: str) -> str:
+def read_template(text: str) -> str:
     r"""A shell passes on the two characters `\n` where a new line is meant."""
     return text.replace("\\n", "\n")
 
