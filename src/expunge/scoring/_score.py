@@ -178,30 +178,13 @@ def _token_values(split: Split, places: Places, settings: ScoreSettings) -> dict
     """Scores of the labelled tokens of a batch, (N,) float64 each."""
     margin = Margin(k=settings.k, beta=settings.beta) if settings.margin or settings.tokens else None
     every = settings.tokens
+    wanted: dict[str, Any] = {"logprob": True, "hit": True, "margin": margin}
+    wanted |= dict.fromkeys(("entropy", "moments", "rank"), every)
     found: TokenStats
     if split.head is None:
-        found = token_stats_from_logits(
-            places.hidden,
-            places.targets,
-            logprob=True,
-            margin=margin,
-            hit=True,
-            entropy=every,
-            moments=every,
-            rank=every,
-        )
+        found = token_stats_from_logits(places.hidden, places.targets, **wanted)
     else:
-        found = token_stats(
-            places.hidden,
-            split.head,
-            places.targets,
-            logprob=True,
-            margin=margin,
-            hit=True,
-            entropy=every,
-            moments=every,
-            rank=every,
-        )
+        found = token_stats(places.hidden, split.head, places.targets, **wanted)
     names = ("logprob", "margin", "hit", "entropy", "rank", "mean", "variance")
     values = {name: getattr(found, name) for name in names}
     arrays = {name: value.cpu().double().numpy() for name, value in values.items() if value is not None}

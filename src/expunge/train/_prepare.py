@@ -275,13 +275,13 @@ def make_trainable(model: Any, recipe: Recipe, seed: int) -> Trainable:
     return Trainable(model, split_model(model), masters, optimizer, first, names)
 
 
-def make_runner(trainable: Trainable, data: Data, *, uses_retain: bool, pad_id: int, seed: int) -> RowRunner:
+def make_runner(trainable: Trainable, data: Data, *, pad_id: int, seed: int) -> RowRunner:
     """Rows of the run with the cache groups that belong to the seed: forget, retain, and the refusals to both."""
     forget, retain = data.forget.corpus.rows, () if data.retain is None else data.retain.corpus.rows
     # Every forget row is measured before the first update. Retain rows are computed when the first of their group comes
     # up: a group is made of rows that the first pass draws one after another.
     groups = _by_length(range(len(forget)), forget)
-    if retain and uses_retain:
+    if retain:
         order = EpochSampler(range(len(forget), len(forget) + len(retain)), seed=seed + 2).next(len(retain))
         for start in range(0, len(order), 2 * _GROUP):
             groups += _by_length(order[start : start + 2 * _GROUP], [*forget, *retain])

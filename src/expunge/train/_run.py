@@ -232,9 +232,7 @@ class _Run:
 
     def _make_runner(self) -> None:
         config = self.config
-        self.runner = make_runner(
-            self.trainable, self.data, uses_retain=self._uses_retain(), pad_id=self.loaded.pad_id, seed=config.seed
-        )
+        self.runner = make_runner(self.trainable, self.data, pad_id=self.loaded.pad_id, seed=config.seed)
         n_forget = len(self.data.forget.corpus.rows)
         n_retain = 0 if self.data.retain is None else len(self.data.retain.corpus.rows)
         objective = make_objective(config, self.masc, self.runner, self.data, 0)
@@ -254,11 +252,6 @@ class _Run:
                         f"layer: found {layer}, accepted is one from {self.trainable.first_layer}, the first that is "
                         f"trained (upper {self.recipe.upper:g})"
                     )
-
-    def _uses_retain(self) -> bool:
-        if self.config.method == "masc":
-            return self.masc.kl_weight > 0
-        return self.config.spec.kind == "loop" and bool(self.config.spec.retain_term.needs)
 
     def _make_loop(self, log: RunLog) -> None:
         config, forget = self.config, self.data.forget.corpus.rows

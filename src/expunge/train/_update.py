@@ -89,6 +89,7 @@ class Updater:
         self.applied, self._step, self._scale_of, self._phase = False, step, scale, phase
         weights, recipe = self.objective.weights, self.recipe
         weight = weights.retain
+        self._drop(True)
         try:
             if not recipe.alternates:
                 turns = [self._joint(forget, draw())]
@@ -167,7 +168,6 @@ class Updater:
         self._scale = self._scale_of(sums.violation / rows if rows and sums.violation is not None else None)
 
     def _gradients(self, examples: Sequence[Example], counts: Counts, sums: Sums) -> None:
-        self._drop(True)
         size = self.micro_batch or self._runner.rows_at_once or max(len(examples), 1)
         if self.micro_batch is None:
             # What the runner takes apart anyway has a backward pass of its own, so that one part's activations are in
@@ -175,7 +175,6 @@ class Updater:
             examples = sorted(examples, key=lambda each: (not each.forget, self._runner.length(each.row)))
         for first in range(0, len(examples), size):
             self._backward(examples[first : first + size], counts, sums)
-        self._drop(False)
 
     def _backward(self, examples: Sequence[Example], counts: Counts, sums: Sums) -> None:
         """One forward and backward pass over a part of the update, divided by the counts of the whole update."""
