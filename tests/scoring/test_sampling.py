@@ -38,6 +38,26 @@ def test_draws_follow_the_distribution():
     assert shares[3] == 0
 
 
+def test_only_the_nucleus_is_drawn_from():
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    draws = Sampling(seed=5).draws(0, 4000)[:, None]
+
+    def shares(top_p):
+        chosen = _Choice(draws, 1.0, top_p)(logits.expand(4000, 4), range(4000), 0)
+        return torch.bincount(chosen, minlength=4) / 4000
+
+    torch.testing.assert_close(shares(0.75), torch.tensor([0.625, 0.375, 0, 0]), atol=0.03, rtol=0)
+    assert shares(0.81)[2] > 0
+    assert shares(0.81)[3] == 0
+    assert shares(1e-6)[0] == 1.0
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1.5, float("nan")])
+def test_bad_nucleus(top_p):
+    with pytest.raises(UsageError, match="top_p: found"):
+        Sampling(top_p=top_p)
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan")])
 def test_bad_temperatures(temperature):
     with pytest.raises(UsageError, match="temperature: found"):

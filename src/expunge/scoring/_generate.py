@@ -41,17 +41,22 @@ class Sampling:
     Attributes:
         temperature: logits are divided by it, above 0.
         seed: of the draws.
+        top_p: draw from the fewest likeliest tokens that together have this probability (nucleus sampling, arXiv
+            1904.09751), in (0, 1]; 1: from all.
 
     Raises:
-        UsageError: the temperature is not above 0.
+        UsageError: the temperature is not above 0, or top_p out of range.
     """
 
     temperature: float = 1.0
     seed: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.temperature < float("inf"):
             raise UsageError(f"temperature: found {self.temperature!r}, accepted is a number above 0")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UsageError(f"top_p: found {self.top_p!r}, accepted is a number above 0 and at most 1")
 
     def draws(self, row: int, count: int) -> Tensor:
         """Uniform numbers in [0, 1) for the tokens of a row, (count,) float64."""
@@ -85,7 +90,7 @@ def generate(
         pad_id: any valid id; it is masked and never read.
         max_new_tokens: length limit, 1 or more.
         batch_size: prompts decoded together, 1 or more.
-        sampling: temperature and seed; None: greedy.
+        sampling: temperature, nucleus and seed; None: greedy.
         progress: called with (prompts done, prompts in all) after each batch.
 
     Returns:
@@ -104,7 +109,7 @@ def generate(
             draws = None
             if sampling is not None:
                 draws = torch.stack([sampling.draws(index, max_new_tokens) for index in chosen])
-            choose = _Choice(draws, 1.0 if sampling is None else sampling.temperature)
+            choose = _Choice(draws) if sampling is None else _Choice(draws, sampling.temperature, sampling.top_p)
             decoded = _decode(model, [prompts[index] for index in chosen], pad_id, ends, max_new_tokens, choose)
             found.update(zip(chosen, decoded, strict=True))
             if progress is not None:
@@ -141,10 +146,11 @@ class _Choice:
     Args:
         draws: (rows, steps) uniform numbers; None: the likeliest.
         temperature: of the softmax.
+        top_p: see `Sampling`.
     """
 
-    def __init__(self, draws: Tensor | None, temperature: float) -> None:
-        self.draws, self.temperature = draws, temperature
+    def __init__(self, draws: Tensor | None, temperature: float = 1.0, top_p: float = 1.0) -> None:
+        self.draws, self.temperature, self.top_p = draws, temperature, top_p
 
     def __call__(self, logits: Tensor, slots: Sequence[int], step: int) -> Tensor:
         """Ids (B,) from logits (B, V); `slots` are the rows of the draws."""
@@ -152,10 +158,18 @@ class _Choice:
             return logits.argmax(-1)
         # Inverse distribution function: one number a token, whatever the vocabulary. In float64, so that the sum of
         # many small probabilities keeps its digits; on the CPU, since not every device has that type.
-        sums = torch.softmax(logits.cpu().double() / self.temperature, dim=-1).cumsum(-1)
+        shares = torch.softmax(logits.cpu().double() / self.temperature, dim=-1)
+        sums = (shares if self.top_p == 1.0 else _nucleus(shares, self.top_p)).cumsum(-1)
         wanted = self.draws[list(slots), step][:, None] * sums[:, -1:]
         found = torch.searchsorted(sums, wanted, right=True).clamp(max=logits.shape[-1] - 1)[:, 0]
         return found.to(logits.device)
+
+
+def _nucleus(shares: Tensor, top_p: float) -> Tensor:
+    """Probabilities (B, V) with 0 for every token that the likelier ones make unnecessary to reach `top_p`."""
+    ordered, places = shares.sort(dim=-1, descending=True, stable=True)
+    likelier = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(shares).scatter(-1, places, ordered * (likelier < top_p))
 
 
 class _Forward:
