@@ -6,7 +6,7 @@ Knows tokenizers, not models.
 from expunge.data._batches import Batch, EpochSampler, batches_by_length, collate
 from expunge.data._checks import DataReport, check_pair, normalise
 from expunge.data._encode import IGNORE, Corpus, Dropped, Row, encode_prompt, encode_records
-from expunge.data._read import read_records, read_rows
+from expunge.data._read import is_hub_name, read_records, read_rows
 from expunge.data._records import Message, Record
 from expunge.data._refusals import read_refusals, refuse
 from expunge.data._templates import PLAIN_TEMPLATE, token_ids
@@ -27,6 +27,7 @@ __all__ = [
     "collate",
     "encode_prompt",
     "encode_records",
+    "is_hub_name",
     "normalise",
     "read_records",
     "read_refusals",

@@ -75,7 +75,7 @@ def read_records(
         records = _read_folder(path, columns, split, where)
     elif exists:
         raise UsageError(f"{where}: neither a file nor a folder")
-    elif isinstance(source, str) and allow_hub and _is_hub_name(source):
+    elif isinstance(source, str) and allow_hub and is_hub_name(source):
         records = rows_to_records(_read_hub(source, split, where), columns, where=where)
     else:
         raise UsageError(f"{where}: no such file or folder; accepted are {FORMATS}")
@@ -104,7 +104,7 @@ def read_rows(
     where = f"{name} {one_line(source, 200)}"
     if Path(source).is_file():
         rows = _read_file(Path(source), where)
-    elif isinstance(source, str) and allow_hub and _is_hub_name(source):
+    elif isinstance(source, str) and allow_hub and is_hub_name(source):
         rows = _read_hub(source, split, where)
     else:
         raise UsageError(f"{where}: no such file; accepted are JSON, JSON lines, CSV, Parquet or text")
@@ -118,7 +118,8 @@ def read_rows(
     return found
 
 
-def _is_hub_name(source: str) -> bool:
+def is_hub_name(source: str) -> bool:
+    """Whether a text can only be a dataset on the hub: no path, and no file's name."""
     looks = _HUB_NAME.fullmatch(source) is not None and not source.lower().endswith(_FILE_ENDINGS)
     return looks and not Path(source).parent.exists()
 

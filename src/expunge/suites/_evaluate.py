@@ -63,6 +63,16 @@ SUITES = {
 }
 
 
+def metric_names(suite: str) -> tuple[str, ...]:
+    """Names of all metrics of a suite: what it finds in no data at all has every name.
+
+    Args:
+        suite: a key of `SUITES`.
+    """
+    nothing = Measured(Plan(suite, (), ()), {}, {}, {}, "")
+    return tuple(metric.name for metric in SUITES[suite].metrics(nothing, Context(Bootstrap())))
+
+
 @dataclass(frozen=True)
 class EvaluateSettings:
     """How a model is evaluated.
@@ -210,7 +220,7 @@ def evaluate(
     pick_device(settings.device)
     for option, spec in (("model", model), ("retrained", retrained), ("original", original)):
         if isinstance(spec, str):
-            _check_spec(option, spec)
+            check_spec(option, spec)
     plan = SUITES[suite].read(Source(data, settings.rows), settings.split)
     folder = None if out is None else Path(out).expanduser()
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -226,8 +236,16 @@ def evaluate(
     return _finish(suite, work, measured, stamp, others, tasks)
 
 
-def _check_spec(option: str, spec: str) -> None:
-    """Refuse a model that is plainly not there, before anything is loaded."""
+def check_spec(option: str, spec: str) -> None:
+    """Refuse a model that is plainly not there, before anything is loaded.
+
+    Args:
+        option: what the message calls it; all but "model" may be the results folder of an evaluation.
+        spec: as `expunge.lm.load_model` takes it.
+
+    Raises:
+        UsageError: a folder without a model, a file of another kind, or no name of the hub.
+    """
     path = Path(spec).expanduser()
     if spec == SMOLLM2:
         return

@@ -181,13 +181,14 @@
     });
   };
 
-  const trade = () => {
-    const longest = Math.max(...data.points.map((one) => one.seconds || 0), 1e-9);
+  const trade = (shown = data) => {
+    const axes = shown.axes || { forget: "forget probability", utility: "retain probability" };
+    const longest = Math.max(...shown.points.map((one) => one.seconds || 0), 1e-9);
     const size = (value) => 12 + 38 * Math.sqrt((value || 0) / longest);
     const palette = ["forget", "after", "retain", "chance", "good", "bad"];
     const label = { show: true, position: "right", distance: 8, color: page.color("ink"), fontSize: 12, formatter: (item) => item.data.name };
     const point = (one, more) => ({ name: one.name, value: [one.forget, one.retain], label, ...more });
-    const placed = data.points.filter((one) => one.forget !== null && one.retain !== null);
+    const placed = shown.points.filter((one) => one.forget !== null && one.retain !== null);
     const series = [
       {
         type: "scatter",
@@ -198,18 +199,18 @@
       },
     ];
     const extra = [];
-    if (data.retrained && data.retrained.forget !== null && data.retrained.retain !== null) {
+    if (shown.retrained && shown.retrained.forget !== null && shown.retrained.retain !== null) {
       const star = "path://M12 1.5l3.2 6.9 7.5.9-5.5 5.2 1.4 7.4L12 18.2l-6.6 3.7 1.4-7.4L1.3 9.3l7.5-.9z";
-      extra.push(point({ name: "retrained", ...data.retrained }, { symbol: star, symbolSize: 24, label: { ...label, position: "left" }, itemStyle: { color: page.color("good") } }));
+      extra.push(point({ name: "retrained", ...shown.retrained }, { symbol: star, symbolSize: 24, label: { ...label, position: "left" }, itemStyle: { color: page.color("good") } }));
     }
-    if (data.original) {
-      extra.push(point({ name: "before", ...data.original }, { symbol: "emptyDiamond", symbolSize: 14, label: { ...label, position: "left" }, itemStyle: { color: page.color("muted") } }));
+    if (shown.original) {
+      extra.push(point({ name: "before", ...shown.original }, { symbol: "emptyDiamond", symbolSize: 14, label: { ...label, position: "left" }, itemStyle: { color: page.color("muted") } }));
     }
     series.push({ type: "scatter", data: extra, z: 5 });
     return base({
       grid: { left: 60, right: narrow() ? 70 : 90, top: 24, bottom: 52 },
-      xAxis: axis("forget probability  (left is better)", { min: 0, max: 1 }),
-      yAxis: axis("retain probability  (up is better)", { max: 1, min: (range) => Math.max(0, Math.floor(range.min * 20 - 1) / 20), nameGap: 40 }),
+      xAxis: axis(`${axes.forget}  (left is better)`, { min: 0, max: 1 }),
+      yAxis: axis(`${axes.utility}  (up is better)`, { max: 1, min: (range) => Math.max(0, Math.floor(range.min * 20 - 1) / 20), nameGap: 40 }),
       tooltip: {
         ...base({}).tooltip,
         formatter: (item) => {
@@ -242,6 +243,7 @@
 
   const option = (kind) => {
     if (kind.startsWith("more:")) return plain("more", data.course.more[Number(kind.slice(5))].series, ["after", "forget", "retain", "chance"]);
+    if (kind.startsWith("trade:")) return trade(data.trades[Number(kind.slice(6))]);
     if (kind === "forget_loss") return plain(kind, { "forget loss": data.course.forget_loss }, ["forget"]);
     if (kind === "retain_loss") return plain(kind, { "retain loss": data.course.retain_loss }, ["retain"]);
     return { violation, margins, trade, over }[kind]();
