@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from expunge.cli._measuring import StageLine, add_inputs, add_measuring, measuring
 from expunge.cli._show import console
-from expunge.errors import UsageError
 from expunge.metrics import Metric
-from expunge.suites import SUITES, EvaluateSettings, Evaluation, MeasureSettings, evaluate
+from expunge.suites import Evaluation, evaluate
 
 EVALUATE = """measure what a model still knows of what was to be forgotten, and what it has kept
 
@@ -28,50 +26,19 @@ the folder of `mine` holds forget, retain and, optionally, holdout (never traine
 and paraphrase, each .jsonl, .json, .parquet, .csv or .txt. --out keeps all tables, with the
 texts in them: keep it where the data may be kept."""
 
-_STAGES = {"load": "loading", "score": "scoring", "generate": "generating answers", "tasks": "running lm-eval"}
 _ARROWS = {"higher": "↑", "lower": "↓", "reference": "≈"}
 _SHOWN_EXAMPLES = 5
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Options of `expunge evaluate`."""
-    measure = MeasureSettings()
-    parser.add_argument(
-        "model", metavar="MODEL", help="smollm2-135m, a model or adapter folder, a .gguf file, a hub id"
-    )
-    parser.add_argument("--suite", required=True, metavar="NAME", help=f"one of {', '.join(SUITES)}")
-    parser.add_argument("--data", required=True, metavar="DIR", help="folder in the suite's layout, or a hub name")
-    parser.add_argument(
-        "--retrained",
-        metavar="MODEL",
-        help="model that never saw the rows to forget, or the --out folder of its evaluation",
-    )
-    parser.add_argument(
-        "--original", metavar="MODEL", help="model before unlearning, or the --out folder of its evaluation"
-    )
+    add_inputs(parser, folder="its evaluation")
     parser.add_argument("--out", metavar="DIR", help="results folder; matching tables in it are used again [none]")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--show-text", action="store_true", help=f"show {_SHOWN_EXAMPLES} answers of each table; never shown otherwise"
     )
-    group = parser.add_argument_group("data options")
-    group.add_argument(
-        "--rows", nargs="+", metavar="PART=START:END", default=[], help="rows to take, such as forget=0:100"
-    )
-    group.add_argument("--split", metavar="NAME", help="what TOFU forgets [the folder's only one; hub: forget10]")
-    group.add_argument("--template", default=measure.template, metavar="TEXT", help="chat, plain, or a text [chat]")
-    group.add_argument("--system", metavar="TEXT", help="system turn [none]")
-    group = parser.add_argument_group("measuring options")
-    _number(group, "--max-length", measure.max_length, "longest row, tokens")
-    _number(group, "--max-new-tokens", measure.max_new_tokens, "longest answer, tokens")
-    _number(group, "--batch", measure.batch_size, "rows in a forward pass; answers in batches of four times as many")
-    _number(group, "--k", measure.k, "competitors in the margin of the violation rate")
-    group.add_argument("--rho", type=float, default=measure.rho, metavar="X", help="its token probability [0.7]")
-    group.add_argument("--dtype", default="auto", metavar="NAME", help="auto, float32, bfloat16, float16 [auto]")
-    group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:N, mps [the accelerator if there is one]")
-    _number(group, "--threads", None, "CPU threads [PyTorch's choice]")
-    _number(group, "--seed", 0, "of the bootstrap")
-    _number(group, "--resamples", 1000, "of the bootstrap")
+    add_measuring(parser)
     group = parser.add_argument_group("general ability (needs `pip install 'expunge[lm-eval]'`)")
     group.add_argument("--tasks", nargs="+", metavar="NAME", default=[], help="lm-eval tasks to run")
     group.add_argument("--task-files", metavar="DIR", help="folder with task files of your own")
@@ -79,27 +46,8 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
-    settings = EvaluateSettings(
-        measure=MeasureSettings(
-            template=arguments.template.replace("\\n", "\n"),
-            system=arguments.system,
-            max_length=arguments.max_length,
-            max_new_tokens=arguments.max_new_tokens,
-            batch_size=arguments.batch,
-            rho=arguments.rho,
-            k=arguments.k,
-        ),
-        rows=_rows(arguments.rows),
-        split=arguments.split,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        seed=arguments.seed,
-        resamples=arguments.resamples,
-        tasks=tuple(arguments.tasks),
-        task_files=arguments.task_files,
-    )
-    _set_threads(arguments.threads)
-    with _Line() as line:
+    settings = measuring(arguments, tasks=tuple(arguments.tasks), task_files=arguments.task_files)
+    with StageLine() as line:
         found = evaluate(
             arguments.model,
             arguments.suite,
@@ -183,69 +131,3 @@ def _show_texts(out: Console, found: Evaluation) -> None:
             out.print(f"  asked      {answers.prompt[index]}", markup=False)
             out.print(f"  reference  {answers.reference[index]}", markup=False)
             out.print(f"  answer     {answers.prediction[index]}\n", markup=False)
-
-
-class _Line:
-    """One line on standard error: a bar on a terminal, elsewhere a line as each stage begins."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=1)
-        self._stage = ""
-
-    def __enter__(self) -> _Line:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Take in what the evaluation is doing."""
-        name = _STAGES.get(stage, stage)
-        if stage != self._stage or done < self._bar.tasks[0].completed:
-            self._stage = stage
-            self._bar.reset(self._task, total=total, description=name)
-            if not self._console.is_terminal:
-                self._console.print(name if stage == "load" else f"{name} ({total})", soft_wrap=True)
-        self._bar.update(self._task, completed=done, total=total)
-
-
-def _number(group: Any, flag: str, default: int | None, text: str) -> None:
-    shown = text if default is None else f"{text} [{default}]"
-    group.add_argument(flag, type=_whole, default=default, metavar="N", help=shown)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"found {text!r}, accepted is a whole number") from None
-
-
-def _rows(words: list[str]) -> dict[str, str]:
-    """`forget=0:100` → {"forget": "0:100"}."""
-    pairs = [word.partition("=") for word in words]
-    wrong = [word for word, pair in zip(words, pairs, strict=True) if not pair[0] or not pair[1]]
-    if wrong:
-        raise UsageError(f"rows: found {wrong[0]!r}, accepted is PART=START:END, such as forget=0:100")
-    return {part: text for part, _, text in pairs}
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    if threads < 1:
-        raise UsageError(f"threads: found {threads}, accepted is a whole number from 1")
-    import torch
-
-    torch.set_num_threads(threads)
