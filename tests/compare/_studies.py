@@ -1,7 +1,11 @@
 """A comparison of two methods on the tiny model, as a file."""
 
+import json
+
 import yaml
 from tests.train._runs import HOLDOUT, RETAIN, examples, write
+
+from expunge.cli import main
 
 QUICK = {"lr": 1e-2, "batch": 2, "retain_batch": 2, "device": "cpu", "threads": 1}
 MASC = {"name": "masc", "upper": 1.0, "epochs": 20, "extra_epochs": 20, "probe": 2, "confirm": 4, "weight": 1.0}
@@ -33,3 +37,35 @@ def write_rows(folder):
     for name, numbers in (("forget", range(4)), ("retain", RETAIN), ("holdout", HOLDOUT)):
         write(folder / f"{name}.jsonl", examples(numbers))
     return folder
+
+
+def make_place(folder, model):
+    """Rows and model in a folder, as `words` sets the file's placeholders."""
+    write_rows(folder / "data")
+    (folder / "models").mkdir()
+    (folder / "models" / "knowing").symlink_to(model)
+    return folder
+
+
+def words(place, file, *more, out="out"):
+    """The command line."""
+    found = ["compare", file, "--set", f"data={place / 'data'}", f"models={place / 'models'}"]
+    return [str(word) for word in (*found, *(() if out is None else ("--out", place / out)), *more)]
+
+
+def run(capsys, *arguments):
+    capsys.readouterr()
+    code = main(list(arguments))
+    output, errors = capsys.readouterr()
+    return code, output, errors
+
+
+def refused(capsys, *arguments):
+    code, output, errors = run(capsys, *arguments)
+    assert (code, output) == (2, "")
+    assert len(errors.splitlines()) == 1, errors
+    return errors
+
+
+def results(place, out="out"):
+    return json.loads((place / out / "comparison.json").read_text())

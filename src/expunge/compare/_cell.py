@@ -11,18 +11,22 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from expunge.compare._stress import define_stress, run_stress
 from expunge.errors import ExpungeError, RunError, UsageError
 from expunge.suites import EvaluateSettings, evaluate
 from expunge.train import InterruptedRun, Progress, RunConfig, resume, unlearn
 
-RECORD, RUN, EVALUATION = "cell.json", "run", "evaluation"
+if TYPE_CHECKING:
+    from expunge.stress import StressSettings
+
+RECORD, RUN, EVALUATION, STRESS = "cell.json", "run", "evaluation", "stress"
 # Asked between stages and, while a run trains, after every update.
 Interrupted = Callable[[], bool]
 Watch = Callable[[str], None]
 # What is measured of a saved model, by part of the definition.
-_MEASURED = {"evaluate": EVALUATION}
+_MEASURED = {"evaluate": EVALUATION, "stress": STRESS}
 # Decide how fast a run is, or where it lies, but not what it is of.
 _NOT_DEFINING = ("out", "model", "forget", "retain", "holdout", "threads", "device", "micro_batch", "checkpoint_every")
 
@@ -40,6 +44,9 @@ class Job:
         settings: of the evaluation.
         retrained: results folder of the retrained model's evaluation; None without one.
         original: results folder of the target's evaluation.
+        stress: how the model is stressed; None: not at all.
+        stressed_retrained: results folder of the retrained model's stress tests; None without one.
+        stressed_original: of the target's; None where nothing is stressed.
         definition: what the results stand on, as JSON values.
         keep_model: keep the saved model when all is measured.
     """
@@ -52,11 +59,20 @@ class Job:
     settings: EvaluateSettings
     retrained: str | None
     original: str
+    stress: StressSettings | None
+    stressed_retrained: str | None
+    stressed_original: str | None
     definition: Mapping[str, Any]
     keep_model: bool = False
 
 
-def define(config: RunConfig, suite: str, settings: EvaluateSettings, digests: Mapping[str, Any]) -> dict[str, Any]:
+def define(
+    config: RunConfig,
+    suite: str,
+    settings: EvaluateSettings,
+    digests: Mapping[str, Any],
+    stressed: StressSettings | None = None,
+) -> dict[str, Any]:
     """What a cell's results stand on; two cells with one definition have the same results.
 
     Args:
@@ -64,13 +80,17 @@ def define(config: RunConfig, suite: str, settings: EvaluateSettings, digests: M
         suite: of the evaluation.
         settings: of the evaluation.
         digests: of model and files.
+        stressed: settings of the stress tests; None: none.
     """
     run = {name: value for name, value in config.resolved().to_dict().items() if name not in _NOT_DEFINING}
     run |= {name: digests.get(name) for name in ("model", "forget", "retain")}
     run |= {"holdout": None if config.holdout is None else digests.get("holdout")}
     measured = {name: value for name, value in dataclasses.asdict(settings).items() if name != "device"}
     measured |= {"suite": suite, "data": digests["data"], "retrained": digests["retrained"]}
-    return json.loads(json.dumps({"run": run, "evaluate": measured}))
+    parts = {"run": run, "evaluate": measured}
+    if stressed is not None:
+        parts["stress"] = define_stress(stressed)
+    return json.loads(json.dumps(parts))
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -143,6 +163,9 @@ def run_job(job: Job, watch: Watch, interrupted: Interrupted) -> dict[str, Any]:
             _unlearn(job, record, watch, interrupted)
             _next(job, record, "evaluate", interrupted)
             _evaluate(job, watch)
+            if job.stress is not None:
+                _next(job, record, "stress", interrupted)
+                _stress(job, job.stress, watch)
             record |= {"state": "complete", "stage": None}
         except InterruptedRun:
             raise
@@ -188,14 +211,6 @@ def _unlearn(job: Job, record: dict[str, Any], watch: Watch, interrupted: Interr
 def _evaluate(job: Job, watch: Watch) -> None:
     if (job.folder / EVALUATION / "evaluation.json").is_file():
         return
-    stage = ""
-
-    def show(name: str, _done: int, _total: int) -> None:
-        nonlocal stage
-        if name != stage:
-            stage = name
-            watch(name)
-
     evaluate(
         str(job.folder / RUN / "model"),
         job.suite,
@@ -204,12 +219,41 @@ def _evaluate(job: Job, watch: Watch) -> None:
         original=job.original,
         out=job.folder / EVALUATION,
         settings=job.settings,
-        progress=show,
+        progress=stages(watch),
     )
+
+
+def _stress(job: Job, settings: StressSettings, watch: Watch) -> None:
+    if (job.folder / STRESS / "stress.json").is_file():
+        return
+    run_stress(
+        str(job.folder / RUN / "model"),
+        job.suite,
+        job.data,
+        out=job.folder / STRESS,
+        settings=settings,
+        progress=stages(watch),
+        retrained=job.stressed_retrained,
+        original=job.stressed_original,
+    )
+
+
+def stages(watch: Watch) -> Callable[[str, int, int], None]:
+    """A progress function that tells a stage once, as it begins."""
+    last = ""
+
+    def show(stage: str, _done: int, _total: int) -> None:
+        nonlocal last
+        if stage != last:
+            last = stage
+            watch(stage)
+
+    return show
 
 
 def fail(job: Job, error: str) -> None:
     """Record that a cell's process ended without saying so."""
+    job.folder.mkdir(parents=True, exist_ok=True)
     record = read_record(job.folder) or {"name": job.name, "resumed": False, "definition": dict(job.definition)}
     _write(job.folder, record | {"state": "failed", "error": error})
 

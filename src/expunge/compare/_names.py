@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import typing
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from expunge.errors import UsageError
+from expunge.train import option_types
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _LISTED = 10
@@ -77,3 +79,28 @@ def items(where: str, found: object) -> list[Any]:
     if not isinstance(found, list) or not found:
         raise UsageError(f"{where}: found {found!r}, accepted is a list")
     return found
+
+
+def typed(where: str, value: Any, hint: Any) -> Any:
+    """Return a value as the type of its field.
+
+    Args:
+        where: what the message calls it.
+        value: as YAML gives it.
+        hint: of the field: a plain type, a union, a tuple of texts or whole numbers, or a mapping to texts.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    members = option_types(hint)
+    if typing.get_origin(hint) is tuple:
+        member = typing.get_args(hint)[0]
+        return tuple(typed(where, one, member) for one in items(where, value))
+    if typing.get_origin(hint) is not None and not isinstance(value, str):
+        rows = mapping(where, value)
+        return {name: text(f"{where}: {name}", one) for name, one in rows.items()}
+    number = float(value) if float in members and type(value) in (int, float) else value
+    if type(number) not in members:
+        names = {str: "a text", int: "a whole number", float: "a number", type(None): "none"}
+        raise UsageError(f"{where}: found {value!r}, accepted is {' or '.join(names.get(m, '?') for m in members)}")
+    return number

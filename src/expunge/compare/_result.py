@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expunge.compare._cell import EVALUATION, RUN, read_record
+from expunge.compare._cell import EVALUATION, RUN, STRESS, read_record
 from expunge.compare._scales import distance_metrics, table_metrics
+from expunge.compare._stress import shown_rows, stress_rows, stress_summary
 from expunge.compare._study import Cell, Study
 from expunge.compare._summary import distance, group
 from expunge.compare._table import markdown
@@ -97,9 +98,16 @@ def collect(
             "file": study.source,
             "references": models,
             "cells": rows,
-            "summary": group(rows),
+            "summary": [_with_stress(summary, rows, study.suite) for summary in group(rows)],
         }
     )
+
+
+def _with_stress(summary: dict[str, Any], rows: Sequence[Mapping[str, Any]], suite: str) -> dict[str, Any]:
+    """A summary with the means of its stress tests."""
+    key = ("target", "method", "optimizer")
+    members = [row for row in rows if all(row[name] == summary[name] for name in key)]
+    return summary | {"stress": stress_summary(members, suite)}
 
 
 def _references(suite: str, folder: Path) -> dict[str, Any]:
@@ -109,6 +117,7 @@ def _references(suite: str, folder: Path) -> dict[str, Any]:
     models: dict[str, Any] = {}
     for role, metrics in found.items():
         if metrics is not None:
+            metrics["stress"] = _stress(folder / f"{role}-stress", suite)
             away = distance(metrics["metrics"], theirs and theirs["metrics"], distance_metrics(suite))
             models[role] = metrics | {"distance": away.value if role == "target" else 0.0}
     return models
@@ -129,6 +138,7 @@ def _row(study: Study, cell: Cell, folder: Path, models: Mapping[str, Any]) -> d
         "distance": None,
         "metrics": {},
         "flags": [],
+        "stress": None,
     }
     if record["state"] != "complete":
         return row
@@ -142,8 +152,16 @@ def _row(study: Study, cell: Cell, folder: Path, models: Mapping[str, Any]) -> d
     assert measured is not None
     theirs = models.get("retrained")
     away = distance(measured["metrics"], theirs and theirs["metrics"], distance_metrics(study.suite))
-    row |= measured
+    row |= measured | {"stress": _stress(folder / STRESS)}
     return row | {"distance": away.value, "differences": away.differences, "distance_reason": away.reason}
+
+
+def _stress(folder: Path, suite: str | None = None) -> list[dict[str, Any]] | None:
+    """Rows of stress tests; with a suite, those that are shown. None where nothing was stressed."""
+    if not (folder / "stress.json").is_file():
+        return None
+    rows = stress_rows(_read(folder / "stress.json"))
+    return rows if suite is None else [dict(row) for row in shown_rows(rows, suite)]
 
 
 def _metrics(folder: Path) -> dict[str, Any] | None:

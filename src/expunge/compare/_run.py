@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
-from expunge.compare._cell import RUN, Interrupted, Job, check_record, define, fail, read_record, run_job
+from expunge.compare._cell import RUN, Interrupted, Job, check_record, define, fail, read_record, run_job, stages
 from expunge.compare._parts import Placed, check_target, place
 from expunge.compare._result import Comparison, collect
+from expunge.compare._stress import run_stress
 from expunge.compare._study import Cell, Study
 from expunge.errors import UsageError
 from expunge.report._study import write_study
@@ -117,9 +119,9 @@ def compare(
 
 
 def _job(study: Study, cell: Cell, placed: Placed, out: Path, keep_model: bool) -> Job:
-    folder = out / CELLS / cell.name
+    folder, there = out / CELLS / cell.name, _places(placed, out)
     config = study.config(cell, placed.files, folder / RUN)
-    retrained, original = _places(placed, out)
+    stressed = None if study.stress is None else dataclasses.replace(study.stress, evaluate=placed.settings)
     return Job(
         name=cell.name,
         folder=folder,
@@ -127,36 +129,45 @@ def _job(study: Study, cell: Cell, placed: Placed, out: Path, keep_model: bool) 
         suite=study.suite,
         data=placed.data,
         settings=placed.settings,
-        retrained=None if cell.target.retrained is None else str(retrained),
-        original=str(original),
-        definition=define(config, study.suite, placed.settings, placed.digests),
+        retrained=there.get("retrained"),
+        original=there["target"],
+        stress=stressed,
+        stressed_retrained=there.get("retrained stress") if stressed else None,
+        stressed_original=there["target stress"] if stressed else None,
+        definition=define(config, study.suite, placed.settings, placed.digests, stressed),
         keep_model=keep_model,
     )
 
 
-def _places(placed: Placed, out: Path) -> tuple[Path, Path]:
-    """Results of the retrained model and of the target."""
+def _places(placed: Placed, out: Path) -> dict[str, str]:
+    """Results of the retrained model, where there is one, and of the target."""
     folder = out / REFERENCES / placed.target.name
-    return folder / "retrained", folder / "target"
+    roles = ["target"] if placed.target.retrained is None else ["retrained", "target"]
+    return {
+        **{role: str(folder / role) for role in roles},
+        **{f"{role} stress": str(folder / f"{role}-stress") for role in roles},
+    }
 
 
 def _references(study: Study, placed: Placed, out: Path, watch: Watch) -> None:
     """Score the retrained model and the target, once; tables of the same weights and rows are used again."""
-    target, retrained = placed.target, None
-    specs = (target.retrained, target.model)
-    for spec, results in zip(specs, _places(placed, out), strict=True):
+    target, there = placed.target, _places(placed, out)
+    specs = {"retrained": target.retrained, "target": target.model}
+    for role, spec in specs.items():
         if spec is None:
             continue
-        name = f"{target.name}, {results.name}"
+        name = f"{target.name}, {role}"
 
-        def show(stage: str, done: int, _total: int, name: str = name) -> None:
-            if done == 0 or stage == "load":
-                watch(Step(name, 0, 0, stage))
+        def tell(stage: str, name: str = name) -> None:
+            watch(Step(name, 0, 0, stage))
 
-        options: dict[str, Any] = {"settings": placed.settings, "progress": show}
-        evaluate(spec, study.suite, placed.data, retrained=retrained, out=results, **options)
-        watch(Step(name, 0, 0, "done"))
-        retrained = str(results)
+        retrained = there.get("retrained") if role == "target" else None
+        options: dict[str, Any] = {"settings": placed.settings, "progress": stages(tell)}
+        evaluate(spec, study.suite, placed.data, retrained=retrained, out=there[role], **options)
+        if study.stress is not None:
+            options["settings"] = dataclasses.replace(study.stress, evaluate=placed.settings)
+            run_stress(spec, study.suite, placed.data, out=Path(there[f"{role} stress"]), **options)
+        tell("done")
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,22 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from expunge.compare._file import fill, read_file
-from expunge.compare._names import check_known, check_name, items, mapping, text
+from expunge.compare._names import check_known, check_name, items, mapping, text, typed
 from expunge.compare._scales import axes_of
+from expunge.compare._stress import parse_stress
 from expunge.errors import UsageError
 from expunge.objectives import NAMED_METHODS
 from expunge.suites import SUITES, EvaluateSettings, MeasureSettings, metric_names
-from expunge.train import OPTION_GROUPS, RECIPES, RunConfig, config_from_options, option_types
+from expunge.train import OPTION_GROUPS, RECIPES, RunConfig, config_from_options
+
+if TYPE_CHECKING:
+    from expunge.stress import StressSettings
 
 PARTS = ("forget", "retain", "holdout", "paraphrase")
-_KEYS = ("suite", "data", "targets", "options", "methods", "optimizers", "seeds", "evaluate", "axes")
+_KEYS = ("suite", "data", "targets", "options", "methods", "optimizers", "seeds", "evaluate", "stress", "axes")
 _OPTIONS = tuple(name for group in OPTION_GROUPS for name in group.names)
 # What a target, the seeds and the comparison itself decide.
 _NOT_OPTIONS = ("model", "forget", "retain", "out", "seed")
@@ -117,6 +121,7 @@ class Study:
         optimizers: with which optimizers; empty: each method's own.
         seeds: of the runs.
         evaluate: how the models are evaluated.
+        stress: how they are stressed; None: not at all.
         axes: metrics of the plot: what is forgotten, what is kept.
         source: the file as it was read, placeholders as they are.
     """
@@ -129,6 +134,7 @@ class Study:
     optimizers: tuple[Entry, ...]
     seeds: tuple[int, ...]
     evaluate: EvaluateSettings
+    stress: StressSettings | None
     axes: tuple[str, str]
     source: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -202,6 +208,7 @@ def parse_study(values: Mapping[str, Any], *, name: str, source: Mapping[str, An
     )
     if not targets:
         raise UsageError(f"targets: found none, accepted is {_WANTED['targets']}")
+    evaluate = _evaluate(values.get("evaluate", {}), options)
     study = Study(
         name=name,
         suite=suite,
@@ -210,7 +217,8 @@ def parse_study(values: Mapping[str, Any], *, name: str, source: Mapping[str, An
         methods=_entries("methods", values["methods"]),
         optimizers=_entries("optimizers", values["optimizers"]) if "optimizers" in values else (),
         seeds=_seeds(values.get("seeds", [0])),
-        evaluate=_evaluate(values.get("evaluate", {}), options),
+        evaluate=evaluate,
+        stress=None if values.get("stress") is None else parse_stress(values["stress"], evaluate),
         axes=_axes(values.get("axes", {}), suite),
         source=values if source is None else source,
     )
@@ -329,25 +337,10 @@ def _evaluate(value: object, options: Mapping[str, Any]) -> EvaluateSettings:
     found = {name: options[name] for name in shared if options.get(name) is not None} | found
     for name, one in found.items():
         kind = MeasureSettings if name in kinds[MeasureSettings] else EvaluateSettings
-        found[name] = _typed(f"evaluate: {name}", one, typing.get_type_hints(kind)[name])
+        found[name] = typed(f"evaluate: {name}", one, typing.get_type_hints(kind)[name])
     measure = MeasureSettings(**{name: one for name, one in found.items() if name in kinds[MeasureSettings]})
     rest = {name: one for name, one in found.items() if name not in kinds[MeasureSettings]}
     return EvaluateSettings(measure=measure, **rest)
-
-
-def _typed(where: str, value: Any, hint: Any) -> Any:
-    """The value as its field's type."""
-    members = option_types(hint)
-    if typing.get_origin(hint) is tuple:
-        return tuple(text(where, one) for one in items(where, value))
-    if typing.get_origin(hint) is not None and not isinstance(value, str):
-        rows = mapping(where, value)
-        return {name: text(f"{where}: {name}", one) for name, one in rows.items()}
-    number = float(value) if float in members and type(value) in (int, float) else value
-    if type(number) not in members:
-        names = {str: "a text", int: "a whole number", float: "a number", type(None): "none"}
-        raise UsageError(f"{where}: found {value!r}, accepted is {' or '.join(names.get(m, '?') for m in members)}")
-    return number
 
 
 def _axes(value: object, suite: str) -> tuple[str, str]:

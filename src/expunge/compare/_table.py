@@ -19,6 +19,8 @@ def markdown(values: Mapping[str, Any]) -> str:
     for target in targets:
         lines += [f"## {target}", ""] if len(targets) > 1 else []
         lines += [*_table(values, target), ""]
+        stressed = _stress(values, target)
+        lines += [*stressed, ""] if stressed else []
     lines += _notes(values)
     return "\n".join(lines) + "\n"
 
@@ -39,6 +41,31 @@ def _table(values: Mapping[str, Any], target: str) -> list[str]:
     for row in rows:
         lines.append(_line([_name(row), *_numbers(row), *(_spread(row["metrics"].get(metric)) for metric in names)]))
     return lines
+
+
+def _stress(values: Mapping[str, Any], target: str) -> list[str]:
+    """What comes out of the texts to forget under each stress test, with the change it makes."""
+    rows = [row for row in values["summary"] if row["target"] == target and row["stress"]]
+    models = {role: one["stress"] for role, one in values["references"][target].items() if one["stress"]}
+    tests = dict.fromkeys((one["test"], one["setting"]) for row in rows for one in row["stress"])
+    if not tests:
+        return []
+    header = ["under stress", *(f"{test}{f' ({setting})' if setting else ''}" for test, setting in tests)]
+    lines = [_line(header), _line(["---", *["---:"] * len(tests)])]
+    for role, name in (("target", "before unlearning"), ("retrained", "★ retrained")):
+        if role in models:
+            found = {(one["test"], one["setting"]): number(one["after"]) for one in models[role]}
+            lines.append(_line([name, *(found.get(test, MISSING) for test in tests)]))
+    for row in rows:
+        found = {(one["test"], one["setting"]): _changed(one) for one in row["stress"]}
+        lines.append(_line([row["name"], *(found.get(test, MISSING) for test in tests)]))
+    names = dict.fromkeys(one["metric"].replace("_", " ") for row in rows for one in row["stress"])
+    return [*lines, "", f"Under stress: {', '.join(names)}, and in brackets the change by the test."]
+
+
+def _changed(one: Mapping[str, Any]) -> str:
+    change = one["change"]["mean"]
+    return _spread(one["after"]) + ("" if change is None else f" ({change:+.3f})")
 
 
 def _name(row: Mapping[str, Any]) -> str:
