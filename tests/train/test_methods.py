@@ -19,6 +19,7 @@ from expunge.objectives import NAMED_METHODS, FixedWeights, parse_method
 from expunge.train import _run as run_module
 from expunge.train import resume, unlearn
 from expunge.train._objective import Example, make_weights
+from expunge.train._prepare import read_data
 
 METHODS = sorted(NAMED_METHODS)
 
@@ -108,7 +109,7 @@ def plain_parts(started, method, forget, retain):
     ce = -torch.cat([own(rows[i]) for i in retain]).mean() if retain else None
     asked = [own(rows[i]) for i in forget]
     if method == "graddiff":
-        return torch.cat(asked).mean(), ce
+        return -torch.cat(asked).mean(), ce
     if method == "npo+gd":
         return torch.tensor(2 / 0.1 * math.log(2)), ce
     if method == "simnpo":
@@ -136,8 +137,18 @@ def test_the_parts_are_those_of_plain_code_whatever_the_split(families, files, m
             for value, plainly in zip(values, expected, strict=True):
                 assert value == pytest.approx(plainly.item(), rel=1e-5)
             total = sum(loss for each in found for loss in (each.forget, each.retain) if loss is not None)
-            weighted = started.config.spec.forget_weight * values[0] + started.config.spec.retain_weight * values[1]
+            spec = started.config.spec
+            sign = -1 if spec.forget_term.ascends else 1
+            weighted = sign * spec.forget_weight * values[0] + spec.retain_weight * values[1]
             assert float(total) == pytest.approx(weighted, rel=1e-5)
+
+
+def test_graddiff_logs_both_cross_entropies_and_their_difference(tmp_path, families, files):
+    unlearn(make(families["llama"], files, tmp_path / "run", method="graddiff", lora=True))
+    for line in steps(tmp_path / "run"):
+        assert line["forget_loss"] > 0
+        assert line["retain_loss"] > 0
+        assert line["total_loss"] == pytest.approx(line["retain_loss"] - line["forget_loss"], rel=1e-5)
 
 
 def test_reference_ratios_are_those_of_the_model_before(families, files):
@@ -289,7 +300,7 @@ def test_refusals_of_a_file_are_used(tmp_path, families, files):
     started._load()
     assert {record.answer for part in started.data.refusals.values() for record in part.records} <= {"w7 w8", "w9"}
     assert set(started.data.refusals) == {"forget", "retain"}
-    again = run_module.read_data(started.config)
+    again = read_data(started.config)
     assert [r.answer for r in again.refusals["forget"].records] == [
         r.answer for r in started.data.refusals["forget"].records
     ]

@@ -64,6 +64,7 @@ _FORGET = (
         needs=("logprob",),
         per="token",
         reference="https://arxiv.org/abs/2401.06121, Gradient Ascent, as its code averages it",
+        ascends=True,
     ),
     Term(
         name="ga-sum",
@@ -72,6 +73,7 @@ _FORGET = (
         needs=("logprob",),
         per="row",
         reference="https://arxiv.org/abs/2210.01504, Eq. 1",
+        ascends=True,
     ),
     Term(
         name="wga",
@@ -81,6 +83,7 @@ _FORGET = (
         per="token",
         options={"beta": from_zero(1.0)},
         reference="https://arxiv.org/abs/2502.19301, WGA",
+        ascends=True,
     ),
     Term(
         name="satimp",
@@ -90,6 +93,7 @@ _FORGET = (
         per="token",
         options={"beta1": from_zero(5.0), "beta2": from_zero(1.0)},
         reference="https://arxiv.org/abs/2505.11953, SatImp",
+        ascends=True,
     ),
     Term(
         name="ce-u",

@@ -147,6 +147,8 @@ class Term:
             "refusal_token" (labelled tokens of the refusals).
         options: hyper-parameters by name.
         reference: paper and equation.
+        ascends: the term is a cross-entropy with its sign turned, so that minimising it raises the cross-entropy. Logs
+            show the cross-entropy itself.
 
     Raises:
         ValueError: `needs` has a name that `TermInputs` does not have, or `per` is none of the three.
@@ -166,6 +168,7 @@ class Term:
     per: Literal["token", "row", "refusal_token"]
     options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     reference: str = ""
+    ascends: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a term that could not be called."""

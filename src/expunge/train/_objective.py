@@ -69,7 +69,7 @@ class PartLoss:
     Attributes:
         forget: with gradient; None where there is nothing to go down, so that no backward pass is needed.
         retain: as `forget`.
-        forget_sum: the forget term alone, neither weighted nor divided.
+        forget_sum: the forget term alone, neither weighted nor divided; the cross-entropy of a term that `ascends`.
         retain_sum: as `forget_sum`.
         anchor_sum: KL of the anchor.
         violation_sum: violations of the forget rows, where they were computed.
@@ -235,7 +235,7 @@ class TermObjective:
         for (term, options, group), (answers, refusals) in zip(sides, passes, strict=True):
             total = term(self._inputs(term, options, group, answers, refusals), **options).total
             if group is forget:
-                found.forget_sum = total.item()
+                found.forget_sum = -total.item() if term.ascends else total.item()
                 found.forget = self.sign * self.weights.forget * total / max(counts.forget, 1)
             else:
                 found.retain_sum = total.item()

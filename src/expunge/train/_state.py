@@ -54,7 +54,7 @@ class StepReport:
 
     Attributes:
         step: number of the update, from 1.
-        forget_loss: the forget term, before its weight.
+        forget_loss: the forget term, before its weight; for a term that `ascends` the cross-entropy, in nats.
         retain_loss: the retain term, before its weight; with several retain turns their mean.
         anchor_loss: KL of the anchor, in nats a token.
         total_loss: what was minimised: the weighted sum.
