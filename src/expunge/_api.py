@@ -8,7 +8,7 @@ from typing import Any
 
 from expunge import train
 from expunge.errors import UsageError
-from expunge.report import write_report
+from expunge.report import REPORT, write_report
 from expunge.train import Progress, RunConfig, UnlearnResult, config_from_options
 
 
@@ -61,6 +61,8 @@ def resume(
 ) -> UnlearnResult:
     """Continue an interrupted run where its last checkpoint was taken, as if it had not stopped.
 
+    A complete run that lacks its report only gets it.
+
     Args:
         out: the run folder.
         progress: as for `unlearn`.
@@ -69,6 +71,8 @@ def resume(
     Raises:
         UsageError: there is nothing to resume, or model, data or packages are not those of the run.
     """
-    result = train.resume(out, progress=progress, interrupted=interrupted)
+    result = train.finished(out)
+    if result is None or (Path(result.out) / REPORT).is_file():  # a complete run is refused
+        result = train.resume(out, progress=progress, interrupted=interrupted)
     write_report(result.out)
     return result

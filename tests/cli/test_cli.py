@@ -226,9 +226,9 @@ def test_every_option_has_a_help_text(capsys, monkeypatch, command):
     assert text.startswith(f"usage: expunge {command} ")
     assert text.splitlines()[1] == ""  # a short usage line
     from expunge.cli import _main
-    from expunge.cli._options import Parser
+    from expunge.cli._parser import Parser
 
-    module = __import__(_main._COMMANDS[command][0], fromlist=["x"])
+    module = __import__(_main.COMMANDS[command][0], fromlist=["x"])
     parser = Parser(prog="x")
     getattr(module, f"add_{command}")(parser)
     assert all(action.help and len(action.help) > 8 for action in parser._actions)

@@ -159,14 +159,6 @@ def test_resume_of_something_else(tmp_path, content):
         resume(tmp_path)
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path, knowing, data):
-    with pytest.raises(InterruptedRun):
-        unlearn(config(knowing, data, tmp_path / "run"), interrupted=interrupt_at(1))
-    (tmp_path / "run" / "checkpoint" / "state.pt").write_bytes(b"junk")
-    with pytest.raises(UsageError, match="cannot be read"):
-        resume(tmp_path / "run")
-
-
 @pytest.mark.parametrize("full_of", ["files", "itself"])
 def test_a_taken_folder_is_refused_before_the_model_is_loaded(tmp_path, data, monkeypatch, full_of):
     monkeypatch.setattr(module, "load", lambda _: pytest.fail("the model was loaded"))

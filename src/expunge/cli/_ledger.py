@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from expunge.cli._options import Parser
+from expunge.cli._parser import Parser
 from expunge.cli._show import console
 from expunge.errors import RunError, UsageError
 from expunge.ledger import (

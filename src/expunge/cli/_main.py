@@ -8,27 +8,38 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from expunge.errors import ExpungeError, UsageError
+from expunge.cli._parser import Parser
+from expunge.errors import ExpungeError, UsageError, did_you_mean
 
 # name: (module, what it is for). A module is imported when its subcommand is used: `expunge --help` needs no torch.
-_COMMANDS = {
+COMMANDS = {
     "unlearn": ("expunge.cli._unlearn", "make a model forget the examples of a file"),
+    "plan": ("expunge.cli._plan", "say what a run would take, memory and disk"),
     "resume": ("expunge.cli._unlearn", "continue an interrupted run"),
     "demo": ("expunge.cli._demo", "see a small language model learn 16 people and forget two"),
     "finetune": ("expunge.cli._finetune", "teach a model examples: targets and references"),
     "evaluate": ("expunge.cli._evaluate", "measure what is forgotten and kept, by a benchmark"),
+    "stress": ("expunge.cli._stress", "try to bring back what was forgotten"),
+    "compare": ("expunge.cli._compare", "compare methods: runs, evaluations, one table and plot"),
     "report": ("expunge.cli._report", "make a page that shows what runs forgot, and what it cost"),
     "ledger": ("expunge.cli._ledger", "keep and check the signed list of deletion requests"),
+    "completion": ("expunge.cli._completion", "write a shell's completion script"),
 }
+
+EXIT_CODES = {0: "done", 1: "failure", 2: "wrong input", 3: "not all forgotten", 130: "interrupted", 143: "terminated"}
 
 _USAGES = {
     "unlearn": "expunge unlearn MODEL --forget FILE --retain FILE --out DIR [options]",
+    "plan": "expunge plan MODEL [options]",
     "resume": "expunge resume DIR [options]",
     "demo": "expunge demo [options]",
     "finetune": "expunge finetune MODEL --data FILE... --out DIR [options]",
     "evaluate": "expunge evaluate MODEL --suite NAME --data DIR [options]",
+    "stress": "expunge stress MODEL --suite NAME --data DIR --out DIR [options]",
+    "compare": "expunge compare FILE --out DIR [options]",
     "report": "expunge report RUN... [options]",
     "ledger": "expunge ledger ACTION FILE_OR_DIR [options]",
+    "completion": "expunge completion bash|zsh|fish",
 }
 
 
@@ -39,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None: those of the process.
 
     Returns:
-        0 done; 1 failure; 2 wrong input; 3 budget spent before everything was forgotten; 130 interrupted.
+        0 done; 1 failure; 2 wrong input; 3 budget spent before everything was forgotten; 130 interrupted; 143
+        terminated.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -60,30 +72,33 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(f"expunge {version('expunge')}\n")
         return 0
     name = words[0]
-    if name not in _COMMANDS:
-        raise UsageError(f"command: found {name!r}, accepted is one of {', '.join(_COMMANDS)}")
-    from expunge.cli._options import Parser
-
-    module = import_module(_COMMANDS[name][0])
-    text: str = getattr(module, name.upper())
-    parser = Parser(
-        prog=f"expunge {name}",
-        usage=_USAGES[name],
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    getattr(module, f"add_{name}")(parser)
-    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{name}")
+    if name not in COMMANDS:
+        close = did_you_mean(name, COMMANDS)
+        raise UsageError(f"command: found {name!r}, accepted is one of {', '.join(COMMANDS)}{close}")
+    run: Callable[[argparse.Namespace], int] = getattr(import_module(COMMANDS[name][0]), f"run_{name}")
     try:
-        parsed = parser.parse_args(list(words[1:]))
+        parsed = make_parser(name).parse_args(list(words[1:]))
     except SystemExit as end:  # --help
         return int(end.code or 0)
     return run(parsed)
 
 
+def make_parser(name: str) -> Parser:
+    """The parser of a subcommand.
+
+    Args:
+        name: of `COMMANDS`.
+    """
+    module = import_module(COMMANDS[name][0])
+    parser = Parser(prog=f"expunge {name}", usage=_USAGES[name], description=getattr(module, name.upper()))
+    getattr(module, f"add_{name}")(parser)
+    return parser
+
+
 def _usage() -> str:
     lines = ["usage: expunge COMMAND ...", "", "Make a causal language model forget given training examples.", ""]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in _COMMANDS.items()]
-    lines += ["", "`expunge COMMAND --help` shows the options. `expunge demo` shows what it does.", ""]
+    lines += [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "`expunge COMMAND --help` shows examples and options; `expunge demo`, what it does."]
+    codes = [f"{code} {text}" for code, text in EXIT_CODES.items()]
+    lines += [f"exit code: {', '.join(codes[:4])},", f"           {', '.join(codes[4:])}", ""]
     return "\n".join(lines)

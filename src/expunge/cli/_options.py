@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from expunge.errors import UsageError
-from expunge.train import OPTION_GROUPS, RunConfig, config_from_options, option_types
+from expunge.objectives import NAMED_METHODS
+from expunge.optim import RULES
+from expunge.train import OPTION_GROUPS, RECIPES, RunConfig, config_from_options, option_types
 
 _METAVARS = {
     "forget": "FILE",
@@ -24,14 +26,18 @@ _METAVARS = {
     "device": "NAME",
 }
 
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are `UsageError`, so that the command line ends them in one line."""
-
-    def error(self, message: str) -> typing.NoReturn:
-        """Raise instead of printing usage."""
-        hint = f"; `{self.prog} --help` lists what is accepted" if "unrecognized" in message else ""
-        raise UsageError(f"{self.prog}: {message}{hint}")
+# Names that an option accepts, for completion.
+VALUES: dict[str, tuple[str, ...]] = {
+    "method": tuple(NAMED_METHODS),
+    "stop": ("rule", "budget"),
+    "weighting": ("fixed", "primal-dual"),
+    "preset": tuple(RECIPES),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "update": ("joint", "alternate"),
+    "optimizer": ("adamw", "dualoptim", "dualoptim+"),
+    "optimizer_rule": tuple(RULES),
+    "optimizer_storage": ("32bit", "bf16", "8bit", "4bit"),
+}
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +61,18 @@ def build_config(arguments: argparse.Namespace) -> RunConfig:
     Raises:
         UsageError: an unknown name, a value out of range, or a missing model, forget file or folder.
     """
+    return config_from_options(option_values(arguments), where=arguments.config or "options")
+
+
+def option_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the YAML file and the flags say, by option name; flags win.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
     values = read_yaml(arguments.config) if arguments.config else {}
     flags = {name: getattr(arguments, name) for options in OPTION_GROUPS for name in options.names}
-    values |= {name: value for name, value in flags.items() if value is not None}
-    return config_from_options(values, where=arguments.config or "options")
+    return values | {name: value for name, value in flags.items() if value is not None}
 
 
 def read_yaml(path: str) -> dict[str, Any]:

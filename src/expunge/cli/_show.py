@@ -61,20 +61,17 @@ class ProgressLine:
 
     def __call__(self, state: State) -> None:
         """Take in what the run is doing."""
+        for text in state.lines:
+            self._console.print(text, markup=False, soft_wrap=True)
+        if state.lines:
+            return
         name, now = _STAGES.get(state.stage, state.stage), time.monotonic()
         if state.stage != self._stage:
             self._stage, self._spoken, self._began, self._first = state.stage, 0.0, now, state.violation
             self._bar.reset(self._task, total=state.total, numbers="", description=name)
         numbers, done, total = "", float(state.done), None if state.total is None else float(state.total)
         if state.stage == "train" and state.violation is not None and state.tolerance is not None:
-            numbers = f"step {state.step}  violation {state.violation:.3f} → {state.tolerance:.3f}"
-            # The bar is the way from the first violation to the tolerance, whose end ends the run.
-            way = max((self._first or 1.0) - state.tolerance, 1e-6)
-            done, total = min(max((self._first or 1.0) - state.violation, 0.0), way), way
-            if 0 < done < total:
-                numbers += f"  about {(now - self._began) * (total - done) / done:.0f} s left"
-            if state.phase == "rest":
-                numbers += "  (the last examples)"
+            numbers, done, total = self._training(state, state.violation, state.tolerance, now)
         elif state.stage == "teach" and state.loss is not None:
             numbers = f"{state.done}/{state.total}  loss {state.loss:.3f}"
         elif state.total:
@@ -85,6 +82,17 @@ class ProgressLine:
         if not self._live and (self._spoken == 0.0 or (state.stage in ("teach", "train") and now - self._spoken > 10)):
             self._console.print(f"{name} {numbers}".rstrip(), soft_wrap=True)
             self._spoken = now
+
+    def _training(self, state: State, violation: float, tolerance: float, now: float) -> tuple[str, float, float]:
+        """What is said of an update; the bar is the way from the first violation to the tolerance, which ends it."""
+        numbers = f"step {state.step}  violation {violation:.3f} → {tolerance:.3f}"
+        way = max((self._first or 1.0) - tolerance, 1e-6)
+        done = min(max((self._first or 1.0) - violation, 0.0), way)
+        if 0 < done < way:
+            numbers += f"  about {(now - self._began) * (way - done) / done:.0f} s left"
+        if state.phase == "rest":
+            numbers += "  (the last examples)"
+        return numbers, done, way
 
 
 def result_table(result: UnlearnResult) -> Table:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from expunge.cli._interrupt import interruptible
 from expunge.cli._options import add_run_options, build_config
 from expunge.cli._show import ProgressLine, console, show_result
 from expunge.errors import UsageError
 from expunge.ledger import Ledger, entry_from_run
-from expunge.report import write_report
-from expunge.train import UnlearnResult, describe, resume, unlearn
+from expunge.report import REPORT, write_report
+from expunge.train import UnlearnResult, describe, finished, request_of, resume, unlearn
 
 UNLEARN = """make a model forget the examples of a file
 
@@ -25,8 +24,11 @@ examples:
   expunge unlearn ./my-model --config run.yaml --dry-run
 
 exit code: 0 forgotten; 3 budget spent before everything was forgotten; 2 wrong input;
-1 failure; 130 interrupted (resume with `expunge resume`)"""
+1 failure; 130 interrupted, 143 terminated (resume with `expunge resume`)"""
 RESUME = """continue an interrupted run, as if it had not stopped
+
+A run that was cut off after its last number only lacks its report and its place
+in the ledger: they are made.
 
 example:
   expunge resume run"""
@@ -50,13 +52,14 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 def run_unlearn(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
     config = build_config(arguments)
-    ledger = _ledger(arguments)
+    request = _request(arguments)
     if arguments.dry_run:
         sys.stdout.write(json.dumps(describe(config), indent=2, ensure_ascii=False) + "\n")
         return 0
-    with _interruptible() as interrupted, ProgressLine().showing() as line:
-        result = unlearn(config, progress=line, interrupted=interrupted)
-    return _end(result, ledger, arguments)
+    with interruptible(config.out) as interruption, ProgressLine().showing() as line:
+        watch = interruption.watching(line)
+        result = unlearn(config, progress=watch, interrupted=interruption.asked, request=request)
+    return _end(result, request, as_json=arguments.json)
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
@@ -68,58 +71,59 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 def run_resume(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
-    ledger = _ledger(arguments)
-    with _interruptible() as interrupted, ProgressLine().showing() as line:
-        result = resume(arguments.out, progress=line, interrupted=interrupted)
-    return _end(result, ledger, arguments)
+    request = _request(arguments) or request_of(arguments.out)
+    result = finished(arguments.out)
+    if result is None or _is_told(result, request):  # a complete run is refused
+        with interruptible(arguments.out) as interruption, ProgressLine().showing() as line:
+            watch = interruption.watching(line)
+            result = resume(arguments.out, progress=watch, interrupted=interruption.asked)
+    return _end(result, request, as_json=arguments.json)
 
 
-def _ledger(arguments: argparse.Namespace) -> Ledger | None:
-    """The ledger of a request, checked before work starts: a changed one gets no entry."""
+def _request(arguments: argparse.Namespace) -> dict[str, str] | None:
+    """Name and ledger of the request, checked before work starts: a changed ledger gets no entry."""
     if arguments.request is None:
         if arguments.ledger is not None:
             raise UsageError(f"ledger: found {arguments.ledger} without a request, accepted with it is --request ID")
         return None
-    path = Path(arguments.ledger or "deletions")
+    # Whoever resumes the run may do so from another folder.
+    path = Path(arguments.ledger or "deletions").expanduser().absolute()
     ledger = Ledger(path)
     if ledger.path.exists() and not (found := ledger.verify()).ok:
         raise UsageError(f"ledger: {ledger.path}: {found.problems[0]}; `expunge ledger verify {path}` shows all")
-    return ledger
+    return {"name": arguments.request, "ledger": str(path)}
 
 
-def _end(result: UnlearnResult, ledger: Ledger | None, arguments: argparse.Namespace) -> int:
+def _is_told(result: UnlearnResult, request: dict[str, str] | None) -> bool:
+    """Whether the report and the line in the ledger are there."""
+    signed = request is None or _line(result, request) is not None
+    return signed and (Path(result.out) / REPORT).is_file()
+
+
+def _line(result: UnlearnResult, request: dict[str, str]) -> dict[str, Any] | None:
+    """The line of this very run in the ledger; None where there is none yet."""
+    ledger = Ledger(request["ledger"])
+    if not ledger.path.exists():
+        return None
+    entry = entry_from_run(result.out, request["name"])
+    mine = {"request": entry.request, "files": dict(entry.files)}
+    lines = (line for line in ledger.entries() if {name: line["fields"][name] for name in mine} == mine)
+    return next(lines, None)
+
+
+def _end(result: UnlearnResult, request: dict[str, str] | None, *, as_json: bool) -> int:
     tags: list[str] = []
-    if ledger is not None:
-        line = ledger.append(entry_from_run(result.out, arguments.request))
+    if request is not None:
+        line = _line(result, request) or Ledger(request["ledger"]).append(entry_from_run(result.out, request["name"]))
         tags = [row["text"] for row in line["fields"]["rows"]["tags"]]
     report = write_report(result.out, hashes=tags) if tags else write_report(result.out)
-    if arguments.json:
+    if as_json:
         sys.stdout.write(json.dumps(result.to_dict(texts=False), indent=2, ensure_ascii=False) + "\n")
     else:
         screen = console()
         show_result(screen, result)
         screen.print(f"report: {report}", markup=False, soft_wrap=True)
-        if ledger is not None:
-            screen.print(
-                f"ledger: request {arguments.request} is signed in {ledger.path}", markup=False, soft_wrap=True
-            )
+        if request is not None:
+            name, path = request["name"], Ledger(request["ledger"]).path
+            screen.print(f"ledger: request {name} is signed in {path}", markup=False, soft_wrap=True)
     return result.exit_code
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or SIGTERM ends the run after the present update with a checkpoint; a second Ctrl-C ends it at once."""
-    asked = False
-
-    def ask(number: int, _frame: object) -> None:
-        nonlocal asked
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked = True
-
-    former = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from expunge._files import write_whole
 from expunge.errors import RunError, UsageError
 from expunge.ledger._entry import Entry
 from expunge.ledger._keys import Keys, locked
@@ -112,23 +112,9 @@ class Ledger:
         return lines
 
     def _replace(self, data: bytes) -> None:
-        """Write aside, to disk, and rename: a reader never sees half a line."""
-        target = self.path.resolve()
-        aside = target.with_name(f".{target.name}.part")
         try:
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if target.exists():
-                aside.chmod(target.stat().st_mode & 0o777)
-            os.replace(aside, target)
-            if os.name == "posix":
-                handle = os.open(target.parent, os.O_RDONLY)
-                os.fsync(handle)
-                os.close(handle)
+            write_whole(self.path, lambda aside: aside.write_bytes(data))
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise RunError(f"ledger: cannot write {self.path}: {error.strerror}") from None
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -140,9 +140,15 @@ def split_model(model: nn.Module) -> Split:
     """
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     candidate = _candidate(model, plain)
-    if candidate is None or not _agrees(candidate):
+    if candidate is None or candidate.head is None or candidate.head.weight.is_meta or not _agrees(candidate):
         return Split(model=model, head=None)
     return candidate
+
+
+def assumed_split(model: nn.Module) -> Split:
+    """As `split_model`, without the check: for a model on the meta device, whose outputs have no values."""
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return _candidate(model, plain) or Split(model=model, head=None)
 
 
 def _candidate(model: nn.Module, plain: nn.Module) -> Split | None:
@@ -156,7 +162,7 @@ def _candidate(model: nn.Module, plain: nn.Module) -> Split | None:
     divisor = getattr(config, "logits_scaling", None) or 1.0
     scale = (getattr(config, "logit_scale", None) or 1.0) / divisor
     softcap = getattr(config, "final_logit_softcapping", None)
-    if not isinstance(scale, float | int) or scale <= 0 or output.weight.is_meta:
+    if not isinstance(scale, float | int) or scale <= 0:
         return None
     return Split(model=model, head=Head(output.weight, output.bias, softcap, float(scale)), inner=inner)
 

@@ -17,7 +17,7 @@ from expunge.lm._fingerprint import fingerprint
 from expunge.lm._quiet import first_line, quiet
 from expunge.lm._smollm2 import SMOLLM2, read_gguf, smollm2_folder
 
-_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ACCEPTED = f"accepted are '{SMOLLM2}', a model or adapter folder with safetensors weights, a .gguf file or a hub id"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -75,10 +75,10 @@ def load_model(
     Raises:
         UsageError: nothing loadable at `spec`, or an option is not one of the accepted.
     """
-    if dtype not in _DTYPES:
-        raise UsageError(f"dtype: found '{dtype}', accepted are {', '.join(_DTYPES)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype: found '{dtype}', accepted are {', '.join(DTYPES)}")
     place = pick_device(device)
-    model, tokenizer, notes = _load(str(spec), _DTYPES[dtype], trust_remote_code, depth=0)
+    model, tokenizer, notes = _load(str(spec), DTYPES[dtype], trust_remote_code, depth=0)
     embedding: Any = model.get_input_embeddings()
     rows = embedding.weight.shape[0]
     if len(tokenizer) > rows:
@@ -112,27 +112,51 @@ def pick_device(device: str | None) -> torch.device:
 
 
 def _load(spec: str, dtype: torch.dtype | None, trust: bool, depth: int) -> tuple[PreTrainedModel, Any, list[str]]:
-    if depth > _MAX_DEPTH:
-        raise UsageError(f"model '{spec}': more than {_MAX_DEPTH} adapters on top of each other; merge them first")
+    check_depth(spec, depth)
     if spec == SMOLLM2:
         model, tokenizer, notes = _from_folder(smollm2_folder(), spec, dtype, trust)
         _set_name(model, SMOLLM2)
         return model, tokenizer, notes
+    path = find_folder(spec, trust)
+    if path.is_file():
+        model, tokenizer, notes = _from_file(path, spec, dtype)
+    elif (path / "adapter_config.json").is_file():
+        model, tokenizer, notes = _from_adapter(path, spec, dtype, trust, depth)
+    else:
+        model, tokenizer, notes = _from_folder(path, spec, dtype, trust)
+    _set_name(model, str(path) if Path(spec).expanduser().exists() else spec)
+    return model, tokenizer, notes
+
+
+def check_depth(spec: str, depth: int) -> None:
+    """Refuse adapters on adapters that go too deep, or name each other.
+
+    Raises:
+        UsageError: they do.
+    """
+    if depth > _MAX_DEPTH:
+        raise UsageError(f"model '{spec}': more than {_MAX_DEPTH} adapters on top of each other; merge them first")
+
+
+def find_folder(spec: str, trust: bool, *, weights: bool = True) -> Path:
+    """The folder of a model or adapter, or the GGUF file.
+
+    Args:
+        spec: as for `load_model`.
+        trust: model code may be downloaded.
+        weights: download weights, too, where it is a hub id.
+
+    Raises:
+        UsageError: there is nothing.
+    """
+    if spec == SMOLLM2:
+        return smollm2_folder()
     if not spec.strip():
         raise UsageError(f"model '{spec}': no such file or folder; {_ACCEPTED}")
     path = Path(spec).expanduser()
-    if path.is_file():
-        name = str(path.resolve())
-        model, tokenizer, notes = _from_file(path.resolve(), spec, dtype)
-    else:
-        name = str(path.resolve()) if path.is_dir() else spec
-        path = path.resolve() if path.is_dir() else _from_hub(spec, trust)
-        if (path / "adapter_config.json").is_file():
-            model, tokenizer, notes = _from_adapter(path, spec, dtype, trust, depth)
-        else:
-            model, tokenizer, notes = _from_folder(path, spec, dtype, trust)
-    _set_name(model, name)
-    return model, tokenizer, notes
+    if path.is_file() and path.suffix.lower() != ".gguf":
+        raise UsageError(f"model '{spec}': found a file that is not .gguf; {_ACCEPTED}")
+    return path.resolve() if path.exists() else _from_hub(spec, trust, weights)
 
 
 def _set_name(model: PreTrainedModel, name: str) -> None:
@@ -144,17 +168,12 @@ def _set_name(model: PreTrainedModel, name: str) -> None:
 def _from_folder(
     folder: Path, spec: str, dtype: torch.dtype | None, trust: bool
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    _check_folder(folder, spec)
+    check_folder(folder, spec)
     options: dict[str, Any] = {"trust_remote_code": trust, "local_files_only": True}
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, **options)
-            if getattr(config, "quantization_config", None) is not None:
-                raise UsageError(f"model '{spec}': found quantised weights, accepted are unquantised ones")
-            if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
-                raise UsageError(
-                    f"model '{spec}': found type '{config.model_type}', accepted are causal language models"
-                )
+            check_config(config, spec)
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             loader: Any = AutoModelForCausalLM
             model, info = loader.from_pretrained(
@@ -176,7 +195,24 @@ def _from_folder(
     return model, tokenizer, notes
 
 
-def _check_folder(folder: Path, spec: str) -> None:
+def check_config(config: Any, spec: str) -> None:
+    """Refuse what is no unquantised causal language model.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if getattr(config, "quantization_config", None) is not None:
+        raise UsageError(f"model '{spec}': found quantised weights, accepted are unquantised ones")
+    if type(config) not in AutoModelForCausalLM._model_mapping and not hasattr(config, "auto_map"):
+        raise UsageError(f"model '{spec}': found type '{config.model_type}', accepted are causal language models")
+
+
+def check_folder(folder: Path, spec: str) -> None:
+    """Refuse a folder without a configuration and safetensors weights; pickled ones are never read.
+
+    Raises:
+        UsageError: it is none, or its list of files leads out of it.
+    """
     files = sorted(file.name for file in folder.iterdir() if file.is_file())
     if any(name.endswith(".safetensors") for name in files) and "config.json" in files:
         return
@@ -190,8 +226,6 @@ def _check_folder(folder: Path, spec: str) -> None:
 
 
 def _from_file(file: Path, spec: str, dtype: torch.dtype | None) -> tuple[PreTrainedModel, Any, list[str]]:
-    if file.suffix.lower() != ".gguf":
-        raise UsageError(f"model '{spec}': found a file that is not .gguf; {_ACCEPTED}")
     try:
         model, tokenizer = read_gguf(file, dtype)
     except ImportError:
@@ -201,7 +235,7 @@ def _from_file(file: Path, spec: str, dtype: torch.dtype | None) -> tuple[PreTra
     return model, tokenizer, []
 
 
-def _from_hub(spec: str, trust: bool) -> Path:
+def _from_hub(spec: str, trust: bool, weights: bool) -> Path:
     """Download a hub id's files, weights in safetensors only, and return their folder."""
     if spec.startswith((".", "~")) or not _HUB_ID.fullmatch(spec):
         raise UsageError(f"model '{spec}': no such file or folder; {_ACCEPTED}")
@@ -210,7 +244,8 @@ def _from_hub(spec: str, trust: bool) -> Path:
 
     try:
         with quiet():
-            wanted = [*_HUB_FILES, "*.py"] if trust else _HUB_FILES
+            wanted = [name for name in (*_HUB_FILES, "*.py") if trust or name != "*.py"]
+            wanted = [name for name in wanted if weights or name != "*.safetensors"]
             return Path(snapshot_download(spec, allow_patterns=wanted, ignore_patterns=["original/*"]))
     except GatedRepoError:
         why = "found no such folder, and the hub asks for permission (set HF_TOKEN)"
@@ -226,31 +261,36 @@ def _from_hub(spec: str, trust: bool) -> Path:
 def _from_adapter(
     folder: Path, spec: str, dtype: torch.dtype | None, trust: bool, depth: int
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    try:
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        base_name = config["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"model '{spec}': cannot read adapter_config.json: {first_line(error)}") from None
-    if not base_name:
-        raise UsageError(f"model '{spec}': its adapter_config.json names no base_model_name_or_path")
+    base = adapter_base(folder, spec)
     if not (folder / "adapter_model.safetensors").is_file():
         raise UsageError(f"model '{spec}': found an adapter folder without adapter_model.safetensors")
     # The base keeps its own type until the adapter is merged, so that the sum is rounded once.
-    model, tokenizer, notes = _load(_base_spec(str(base_name), folder), None, trust, depth + 1)
+    model, tokenizer, notes = _load(base, None, trust, depth + 1)
     try:
         with quiet():
             model = _merge_adapter(model, folder, dtype)
             if (folder / "tokenizer_config.json").is_file():
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
     except Exception as error:  # any library on the way may raise anything on a damaged file
-        raise UsageError(f"model '{spec}': cannot merge the adapter into {base_name}: {first_line(error)}") from None
+        raise UsageError(f"model '{spec}': cannot merge the adapter into {base}: {first_line(error)}") from None
     return model, tokenizer, notes
 
 
-def _base_spec(name: str, folder: Path) -> str:
-    """Resolve an adapter's base: the default's name, a path relative to the adapter's folder, or what it says."""
-    beside = folder / Path(name).expanduser()
-    return str(beside) if name != SMOLLM2 and beside.exists() else name
+def adapter_base(folder: Path, spec: str) -> str:
+    """What an adapter's folder names as its base: the default's name, a path relative to the folder, or what it says.
+
+    Raises:
+        UsageError: the configuration cannot be read, or names none.
+    """
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        name = config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"model '{spec}': cannot read adapter_config.json: {first_line(error)}") from None
+    if not name:
+        raise UsageError(f"model '{spec}': its adapter_config.json names no base_model_name_or_path")
+    beside = folder / Path(str(name)).expanduser()
+    return str(beside) if name != SMOLLM2 and beside.exists() else str(name)
 
 
 def _merge_adapter(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:

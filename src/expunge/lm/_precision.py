@@ -118,32 +118,25 @@ class MasterWeights:
             master.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The masters of low-precision parameters, copied; None where a parameter is its own master."""
-        return {
-            "masters": [
-                None if master is param else master.detach().clone()
-                for param, master in zip(self.params, self.masters, strict=True)
-            ]
-        }
+        """The masters, not copied: save them, or copy them, before the next update."""
+        return {"masters": [master.detach() for master in self.masters]}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the masters exactly, and write them into the parameters.
 
         Raises:
-            ValueError: the state belongs to other parameters (count, shape or precision differ).
+            ValueError: the state belongs to other parameters (count, shape or type of a master differ).
         """
-        saved: list[Tensor | None] = state["masters"]
+        saved: list[Tensor] = state["masters"]
         if len(saved) != len(self.masters):
             raise ValueError(f"state has {len(saved)} masters, these parameters need {len(self.masters)}")
-        for index, (param, master, tensor) in enumerate(zip(self.params, self.masters, saved, strict=True)):
-            expected = None if master is param else (master.shape, torch.float32)
-            found = None if tensor is None else (tensor.shape, tensor.dtype)
+        for index, (master, tensor) in enumerate(zip(self.masters, saved, strict=True)):
+            expected, found = (master.shape, master.dtype), (tensor.shape, tensor.dtype)
             if found != expected:
                 raise ValueError(f"master {index}: found {found}, expected {expected}")
         for master, tensor in zip(self.masters, saved, strict=True):
-            if tensor is not None:
-                master.copy_(tensor)
+            master.copy_(tensor)
         self.to_model()
 
     def _pairs(self) -> Iterable[tuple[nn.Parameter, nn.Parameter]]:

@@ -23,9 +23,13 @@ from expunge.lm._trunk import Trunk, evaluating
 # What the reference model is asked for: "states" (last hidden states), "logprob", or the number of a layer.
 Kind = str | int
 # Rows in one forward pass on a CPU: short and long rows apart, so that less of the work is padding.
-_PART = 8
+ROWS_AT_ONCE = 8
 # Longest padded row with plain attention on a CPU: its scores take heads · length² numbers a row.
-_SHORT = 256
+PLAIN_LENGTH = 256
+# Every new shape costs seconds once on a CPU: lengths are padded to a multiple of this.
+PAD_TO = 16
+# Most bytes of the caches in memory.
+CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class RowRunner:
         first_layer: first trained layer (see `Trunk`).
         without_adapter: returns a context in which the model is the reference model; None for full fine-tuning, where
             the reference must be kept by `keep_reference` before the first update.
-        pad_to: lengths are padded to a multiple of this: every new shape costs seconds once on a CPU.
+        pad_to: lengths are padded to a multiple of this.
         cache_bytes: limit of the caches in memory; beyond it, what can be computed again is not kept, and what cannot
             is kept in a mapped file.
     """
@@ -80,8 +84,8 @@ class RowRunner:
         groups: Sequence[Sequence[int]] = (),
         first_layer: int = 0,
         without_adapter: Callable[[], AbstractContextManager[None]] | None = None,
-        pad_to: int = 16,
-        cache_bytes: int = 2 << 30,
+        pad_to: int = PAD_TO,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.split = split
         self.trunk = Trunk(split, first_layer)
@@ -118,7 +122,7 @@ class RowRunner:
     @property
     def rows_at_once(self) -> int | None:
         """Most rows of one forward pass; None: any number."""
-        return _PART if self._device.type == "cpu" else None
+        return ROWS_AT_ONCE if self._device.type == "cpu" else None
 
     def tokens(self, index: int) -> int:
         """Number of labelled tokens of a row."""
@@ -210,7 +214,7 @@ class RowRunner:
         """
         config = None if self.split.inner is None else cast(Any, self.split.inner).config
         former = getattr(config, "_attn_implementation", None)
-        if config is None or self._device.type != "cpu" or former != "sdpa" or length > _SHORT:
+        if config is None or self._device.type != "cpu" or former != "sdpa" or length > PLAIN_LENGTH:
             yield
             return
         config._attn_implementation = "eager"

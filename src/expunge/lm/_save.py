@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
+from expunge._files import sync
 from expunge.errors import RunError, UsageError
 from expunge.lm._fingerprint import fingerprint, fingerprint_tensors
 from expunge.lm._lora import adapter_disabled, match_adapter_dtype, weight_update
@@ -141,6 +142,7 @@ def save_model(
         if out.exists():
             out.rmdir()
         aside.replace(out)
+        sync(out.parent)
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot write {out} ({needed} bytes are needed): {first_line(error)}") from None
     finally:
@@ -377,9 +379,15 @@ def _precision_warning(stats: MergeStats, dtype: torch.dtype) -> tuple[str, ...]
 
 
 def _seal(folder: Path) -> int:
-    """Give all files the folder's own read and write rights (safetensors writes 0600) and return their total size."""
+    """Give all files the folder's own read and write rights (safetensors writes 0600), and wait for the disk.
+
+    Returns:
+        Their total size.
+    """
     mode = folder.stat().st_mode & 0o666
     files = [file for file in folder.rglob("*") if file.is_file()]
     for file in files:
         file.chmod(mode)
+        sync(file)
+    sync(folder)
     return sum(file.stat().st_size for file in files)

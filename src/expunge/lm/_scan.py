@@ -15,8 +15,8 @@ from expunge.lm._margin import largest
 
 # All buffers of a chunk together. Larger chunks gain little: the product reads the head's weights once per chunk, and
 # at V = 152,000, d = 896 the time per token falls by 10 to 20 % from 110 to 440 rows.
-_BUFFER_BYTES = 128 * 2**20
-_MIN_ROWS, _MAX_ROWS = 32, 2048
+BUFFER_BYTES = 128 * 2**20
+MIN_ROWS, _MAX_ROWS = 32, 2048
 DIFFERENTIABLE = ("logprob", "kl", "entropy", "uniform")
 
 
@@ -88,8 +88,8 @@ class Plan:
         full = accumulation_dtype(dtype).itemsize
         per_token = dtype.itemsize * (dtype.itemsize != full) if self.softmax else dtype.itemsize
         per_token += full * ((2 + (self.reference is not None or self.entropy or self.moments)) if self.softmax else 0)
-        limit = _BUFFER_BYTES // (per_token * self.head.weight.shape[0])
-        limit = max(_MIN_ROWS, min(_MAX_ROWS, limit))
+        limit = BUFFER_BYTES // (per_token * self.head.weight.shape[0])
+        limit = max(MIN_ROWS, min(_MAX_ROWS, limit))
         return -(-tokens // -(-tokens // limit)) if tokens else 1
 
 

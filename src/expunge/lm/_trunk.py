@@ -22,20 +22,22 @@ class Trunk:
     Args:
         split: the model.
         first_layer: index of the first layer that is trained; 0 = the whole body is.
+        verify: compare the cut body with the whole one; False for a model on the meta device, which has no values.
 
     Attributes:
         first_layer: as given, or 0 where this body cannot be cut: its layers were not found, differ in their attention
             (sliding and full), or the cut body did not give what the whole one gives.
     """
 
-    def __init__(self, split: Split, first_layer: int = 0) -> None:
+    def __init__(self, split: Split, first_layer: int = 0, *, verify: bool = True) -> None:
         self.split = split
         self.first_layer = 0
         self._name, self._all = _find_layers(split)
+        self._upper = self._all
         if first_layer > 0 and self._all is not None and first_layer < len(self._all) and not _mixed_attention(split):
             self.first_layer = first_layer
             self._upper = self._all[first_layer:]
-            if not self._agrees():
+            if verify and not self._agrees():
                 self.first_layer = 0
 
     @torch.no_grad()
@@ -66,6 +68,24 @@ class Trunk:
         finally:
             inner._modules[self._name] = self._all
         return output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+    @contextmanager
+    def only(self, layers: int) -> Iterator[None]:
+        """Inside the block the body has this many layers, from the first trained one; what they give has no meaning.
+
+        Raises:
+            RuntimeError: the layers of this body were not found.
+        """
+        if self._all is None:
+            raise RuntimeError(f"{type(self.split.model).__name__}: its layers were not found")
+        inner, first = cast(Any, self.split.inner), self.first_layer
+        whole, self._upper = self._all, self._all[first : first + layers]
+        inner._modules[self._name] = self._upper
+        try:
+            yield
+        finally:
+            inner._modules[self._name] = whole
+            self._upper = whole[first:] if first else whole
 
     def _agrees(self) -> bool:
         device = cast(Head, self.split.head).weight.device

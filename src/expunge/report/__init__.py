@@ -4,10 +4,12 @@ from expunge.report._compare import render_comparison
 from expunge.report._read import Point, RunData, read_point, read_run
 from expunge.report._render import MAX_BYTES, render_report
 from expunge.report._texts import RowText
+from expunge.report._write import NAME as REPORT
 from expunge.report._write import write_comparison, write_report
 
 __all__ = [
     "MAX_BYTES",
+    "REPORT",
     "Point",
     "RowText",
     "RunData",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expunge._files import write_whole
 from expunge.errors import RunError
 from expunge.report._compare import render_comparison
 from expunge.report._read import Point, RunData, read_run
@@ -50,11 +50,8 @@ def write_comparison(runs: Sequence[RunData], out: str | Path | None = None, *, 
 
 
 def _write(target: Path, page: str) -> Path:
-    aside = target.with_name(f".{target.name}.part")
     try:
-        aside.write_text(page, encoding="utf-8")
-        os.replace(aside, target)
+        write_whole(target, lambda aside: aside.write_text(page, encoding="utf-8"))
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise RunError(f"out: cannot write {target}: {error.strerror}") from None
     return target

@@ -6,6 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from expunge._files import write_whole
+
 
 def write_parquet(path: str | Path, columns: dict[str, Any]) -> None:
     """Write columns aside and rename.
@@ -14,10 +16,5 @@ def write_parquet(path: str | Path, columns: dict[str, Any]) -> None:
         path: the file; its folder exists.
         columns: arrays by name.
     """
-    target = Path(path)
-    aside = target.with_name(f".{target.name}.part")
-    try:
-        pq.write_table(pa.table(columns), aside)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    table = pa.table(columns)
+    write_whole(Path(path), lambda aside: pq.write_table(table, aside))

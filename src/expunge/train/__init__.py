@@ -7,10 +7,11 @@ from expunge.train._folder import RunFolder
 from expunge.train._log import RunLog
 from expunge.train._loop import UnlearningLoop
 from expunge.train._options import OPTION_GROUPS, OptionGroup, config_from_options, option_types
+from expunge.train._plan import Plan, check_plan, plan_run
 from expunge.train._progress import Progress
 from expunge.train._recipe import RECIPES, Recipe
 from expunge.train._result import Answer, Summary, UnlearnResult
-from expunge.train._run import InterruptedRun, resume, unlearn
+from expunge.train._run import InterruptedRun, finished, request_of, resume, unlearn
 from expunge.train._state import LoopState, StepReport
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "InterruptedRun",
     "LoopState",
     "OptionGroup",
+    "Plan",
     "Progress",
     "Recipe",
     "RunConfig",
@@ -29,10 +31,14 @@ __all__ = [
     "Summary",
     "UnlearnResult",
     "UnlearningLoop",
+    "check_plan",
     "config_from_options",
     "describe",
     "finetune",
+    "finished",
     "option_types",
+    "plan_run",
+    "request_of",
     "resume",
     "unlearn",
 ]

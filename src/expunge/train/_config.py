@@ -55,6 +55,7 @@ class RunConfig:
         retain_sample: retain examples scored before and after.
         checkpoint_every: updates between checkpoints.
         show_text: write texts to forget into the results (never otherwise).
+        plan_check: refuse a run that needs more memory or disk than there is, before work starts.
     """
 
     model: str
@@ -90,6 +91,7 @@ class RunConfig:
     retain_sample: int = 100
     checkpoint_every: int = 50
     show_text: bool = False
+    plan_check: bool = True
 
     def __post_init__(self) -> None:
         """Check every value that can be checked without the files."""
@@ -150,7 +152,7 @@ class RunConfig:
         for option in ("retain", "holdout", "device", "refusals"):
             if getattr(self, option) is not None:
                 text(option, getattr(self, option))
-        for option in ("allow_overlap", "adapter_only", "trust_remote_code", "show_text"):
+        for option in ("allow_overlap", "adapter_only", "trust_remote_code", "show_text", "plan_check"):
             flag(option, getattr(self, option))
 
     def resolved(self) -> RunConfig:

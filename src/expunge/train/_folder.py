@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from expunge._files import sync, write_whole
 from expunge.errors import RunError, UsageError
+from expunge.train._checkpoints import Checkpoints
 from expunge.train._log import plain
 
-RUN, LOG, RESULT, STATE, MODEL, SCORES = (
+RUN, LOG, RESULT, CHECKPOINTS, MODEL, SCORES = (
     "run.json",
     "log.jsonl",
     "result.json",
-    "checkpoint/state.pt",
+    "checkpoint",
     "model",
     "scores",
 )
@@ -28,10 +30,15 @@ class RunFolder:
 
     Args:
         path: the folder.
+
+    Attributes:
+        path: the folder.
+        checkpoints: of the run.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
+        self.checkpoints = Checkpoints(self.path / CHECKPOINTS)
 
     def check_free(self) -> None:
         """Refuse a folder in which something is.
@@ -59,28 +66,48 @@ class RunFolder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
             (aside / SCORES).mkdir(parents=True)
-            (aside / "checkpoint").mkdir()
-            (aside / RUN).write_text(_json(run), encoding="utf-8")
+            write_whole(aside / RUN, lambda path: path.write_text(_json(run), encoding="utf-8"))
             os.replace(aside, self.path)
+            sync(self.path.parent)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             raise RunError(f"out: cannot write {self.path}: {error.strerror}") from None
 
-    def has_state(self) -> bool:
-        """Whether there is a checkpoint."""
-        return (self.path / STATE).is_file()
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes off the run inside the block, and remove what a killed one left half-written.
+
+        The lock ends with the process, however it ends. Systems without `flock` have none.
+
+        Raises:
+            UsageError: another process works on this run.
+        """
+        with (self.path / RUN).open("rb") as file:
+            if os.name == "posix":
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UsageError(
+                        f"{self.path}: another process works on this run, accepted is a run that was interrupted"
+                    ) from None
+                except OSError:  # a file system without locks
+                    pass
+            for place in (self.path, self.path / SCORES, self.path / CHECKPOINTS):
+                for left in [*place.glob(".*.part"), *place.glob(f".{MODEL}.*")]:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+            yield
 
     def read_run(self) -> dict[str, Any]:
         """Read `run.json`.
 
         Raises:
-            UsageError: this is no run folder, or the run is complete.
+            UsageError: this is no run folder.
         """
         file = self.path / RUN
         if not file.is_file():
             raise UsageError(f"{self.path}: found no {RUN}, accepted is the folder of an interrupted run")
-        if (self.path / RESULT).is_file():
-            raise UsageError(f"{self.path}: this run is complete; its model is in {self.path / MODEL}")
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -92,46 +119,20 @@ class RunFolder:
         return values
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
-        """Write a JSON file whole or not at all."""
-        self._write(name, lambda path: path.write_text(_json(values), encoding="utf-8"))
+        """Write a JSON file whole or not at all.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            write_whole(self.path / name, lambda path: path.write_text(_json(values), encoding="utf-8"))
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / name}: {error.strerror}") from None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Read a JSON file of this folder; None where it is not there yet."""
         file = self.path / name
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-    def write_state(self, state: dict[str, Any]) -> None:
-        """Write the checkpoint whole or not at all."""
-        self._write(STATE, lambda path: torch.save(state, path))
-
-    def read_state(self) -> dict[str, Any] | None:
-        """Read the checkpoint; None where there is none yet. Weights only: no code is run.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
-        file = self.path / STATE
-        if not file.is_file():
-            return None
-        try:
-            return torch.load(file, weights_only=True, map_location="cpu")
-        except Exception as error:  # torch and pickle raise many types for a damaged file
-            raise UsageError(f"{file}: the checkpoint cannot be read: {str(error).splitlines()[0]}") from None
-
-    def drop_checkpoint(self) -> None:
-        """Remove the checkpoint of a complete run: it is as large as the model and no longer of use."""
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
-
-    def _write(self, name: str, write: Any) -> None:
-        target = self.path / name
-        aside = target.with_name(f".{target.name}.part")
-        try:
-            write(aside)
-            os.replace(aside, target)
-        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-            aside.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise RunError(f"cannot write {target}: {reason}") from None
 
 
 def _json(values: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from expunge._files import sync
 from expunge.errors import RunError
 
 
@@ -28,6 +29,19 @@ class RunLog:
     def position(self) -> int:
         """Bytes written so far."""
         return self.path.stat().st_size if self.path.exists() else 0
+
+    def save(self) -> int:
+        """Wait until the file is on the disk; returns its position.
+
+        Raises:
+            RunError: the disk reports an error.
+        """
+        try:
+            if self.path.exists():
+                sync(self.path)
+        except OSError as error:
+            raise RunError(f"log: cannot write {self.path}: {error.strerror}") from None
+        return self.position
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event.

@@ -16,6 +16,7 @@ from expunge.stopping import Decision, Observation, StoppingRule, left_over
 from expunge.train._log import RunLog
 from expunge.train._measure import measure
 from expunge.train._objective import Example, MascObjective, Objective
+from expunge.train._random import random_states, set_random_states
 from expunge.train._recipe import Recipe
 from expunge.train._schedule import step_scale
 from expunge.train._state import LoopState, StepError, StepReport
@@ -287,27 +288,26 @@ class UnlearningLoop:
         return {
             "retain": None if self.retain is None else self.retain.state_dict(),
             "masks": self.masks.get_state(),
-            "random": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+            "random": random_states(),
         }
 
     def _go_to(self, positions: dict[str, Any]) -> None:
         if self.retain is not None:
             self.retain.load_state_dict(positions["retain"])
         self.masks.set_state(positions["masks"])
-        torch.set_rng_state(positions["random"])
-        if positions["cuda"] is not None and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state_all(positions["cuda"])
+        set_random_states(positions["random"])
         self.masters.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how the run goes on; tensors and JSON values."""
+        """Everything that decides how the run goes on: plain values, and tensors that are not copied.
+
+        Save it, or copy it, before the next update.
+        """
         return {
             "loop": asdict(self.state),
             "rule": self.rule.state_dict(),
             "probe_pool": self.probe_pool.state_dict(),
             "positions": self._positions(),
-            "trainable": [parameter.detach().clone() for parameter in self.masters.params],
             "weights": self.objective.weights.state_dict(),
             "masters": self.masters.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -319,9 +319,6 @@ class UnlearningLoop:
         self.rule.load_state_dict(state["rule"])
         self.probe_pool.load_state_dict(state["probe_pool"])
         self._go_to(state["positions"])
-        with torch.no_grad():
-            for parameter, saved in zip(self.masters.params, state["trainable"], strict=True):
-                parameter.copy_(saved)
         self.objective.weights.load_state_dict(state["weights"])
         self.masters.load_state_dict(state["masters"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -94,6 +94,10 @@ class Data:
     report: DataReport | None
     refusals: dict[str, Part] = dataclasses.field(default_factory=dict)
 
+    def run(self) -> list[Part]:
+        """The parts whose rows are run in training, in the order of the runner's rows."""
+        return [self.forget, *([] if self.retain is None else [self.retain]), *self.refusals.values()]
+
     def counts(self) -> dict[str, Any]:
         """What was read, dropped and cut, for the log and the terminal."""
         found: dict[str, Any] = {}

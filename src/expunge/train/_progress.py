@@ -11,7 +11,7 @@ class Progress:
     """What a run is doing, for a progress line.
 
     Attributes:
-        stage: load, teach, calibrate, before, reference, train, save or after.
+        stage: plan, load, teach, calibrate, before, reference, train, save or after.
         done: finished units of this stage.
         total: all units; None: not known (training ends by itself).
         violation: the number that matters, where training is on.
@@ -20,6 +20,7 @@ class Progress:
         phase: "main" or "rest", while training.
         loss: nats a token, while teaching.
         bytes: what the reference takes, while it is computed.
+        lines: of the plan, for a person.
     """
 
     stage: str
@@ -31,6 +32,7 @@ class Progress:
     phase: str | None = None
     loss: float | None = None
     bytes: int | None = None
+    lines: tuple[str, ...] = ()
 
 
 Watch = Callable[[Progress], None]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from expunge.errors import UsageError
 from expunge.metrics import mean_or_none
 from expunge.scoring import ScoreTable
 
@@ -118,6 +119,22 @@ class UnlearnResult:
     def unlearn_seconds(self) -> float:
         """Time from the loaded model to the end of training: calibration, references, updates, probes, measurements."""
         return sum(self.seconds.get(name, 0.0) for name in ("calibrate", "reference", "train"))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> UnlearnResult:
+        """What `to_dict` gave, without the answers.
+
+        Raises:
+            UsageError: a name is missing or unknown.
+        """
+        means = ("forget_before", "forget_after", "retain_before", "retain_after")
+        found = {name: value for name, value in values.items() if name != "answers"}
+        try:
+            for name in means:
+                found[name] = None if found[name] is None else Summary(**found[name])
+            return cls(**found | {"notes": tuple(found["notes"])})
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"result: found one of another version ({error}), accepted is one of this one") from None
 
     def to_dict(self, *, texts: bool) -> dict[str, Any]:
         """Return JSON values; answers only where `texts` is set."""

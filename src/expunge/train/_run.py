@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,14 @@ from expunge.train._evaluate import Evaluation
 from expunge.train._folder import LOG, MODEL, RESULT, RunFolder
 from expunge.train._log import RunLog
 from expunge.train._loop import UnlearningLoop
+from expunge.train._plan import check_plan, plan_run
 from expunge.train._prepare import (
     check_lengths,
-    encode_data,
     held_out,
     load,
     make_objective,
     make_runner,
     make_trainable,
-    read_data,
 )
 from expunge.train._progress import Progress, Watch
 from expunge.train._record import check_same, describe_run
@@ -49,20 +48,25 @@ from expunge.train._state import StepError, StepReport
 
 
 class InterruptedRun(RunError):
-    """The run was asked to end; its folder can be resumed."""
+    """The run was asked to end; its folder can be resumed, or nothing was written yet."""
 
     exit_code = 130
 
 
 def unlearn(
-    config: RunConfig, *, progress: Watch | None = None, interrupted: Callable[[], bool] | None = None
+    config: RunConfig,
+    *,
+    progress: Watch | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    request: Mapping[str, str] | None = None,
 ) -> UnlearnResult:
     """Make a model forget the examples of a file.
 
     Args:
         config: the run; `RunConfig(model=..., forget=..., retain=..., out=...)` is enough.
-        progress: called often with what the run is doing.
+        progress: called often with what the run is doing; an error that it raises ends the run, which can be resumed.
         interrupted: asked after every update; True ends the run with a checkpoint.
+        request: kept in `run.json` for whoever ends the run: where its result is to be signed.
 
     Returns:
         The result, which is also in the run folder.
@@ -75,7 +79,7 @@ def unlearn(
         result = unlearn(RunConfig(model="smollm2-135m", forget="forget.jsonl", retain="retain.jsonl", out="run"))
     """
     with _flushed():
-        return _Run(config.resolved(), progress, interrupted).start()
+        return _Run(config.resolved(), progress, interrupted).start(request)
 
 
 def resume(
@@ -93,11 +97,44 @@ def resume(
     """
     folder = RunFolder(out)
     saved = folder.read_run()
+    if folder.read_json(RESULT) is not None:
+        raise UsageError(f"{folder.path}: this run is complete; its model is in {folder.path / MODEL}")
     config = RunConfig.from_dict(saved["config"])
     # The number of threads decides in which order a CPU sums.
     config = dataclasses.replace(config, out=str(out), threads=config.threads or saved["threads"])
     with _flushed():
         return _Run(config, progress, interrupted).go_on(folder, saved)
+
+
+def finished(out: str | Path) -> UnlearnResult | None:
+    """The result of a complete run, without the answers; None for a run that can be resumed.
+
+    Args:
+        out: the run folder.
+
+    Raises:
+        UsageError: this is no run folder.
+    """
+    folder = RunFolder(out)
+    folder.read_run()
+    values = folder.read_json(RESULT)
+    if values is None:
+        return None
+    # The folder may have been moved since.
+    places = {"out": str(folder.path), "model": str(folder.path / MODEL)}
+    return UnlearnResult.from_dict(values | places)
+
+
+def request_of(out: str | Path) -> dict[str, str] | None:
+    """What `unlearn` was given as `request`; None where that was nothing.
+
+    Args:
+        out: the run folder.
+
+    Raises:
+        UsageError: this is no run folder.
+    """
+    return RunFolder(out).read_run().get("request")
 
 
 def loaded_run(config: RunConfig) -> _Run:
@@ -134,28 +171,34 @@ class _Run:
         self.interrupted = interrupted or (lambda: False)
         self.folder = RunFolder(config.out)
         self.seconds: dict[str, float] = {}
+        self.notes: list[str] = []
 
     # -- the two ways in ---------------------------------------------------------------------------------------------
 
-    def start(self) -> UnlearnResult:
+    def start(self, request: Mapping[str, str] | None) -> UnlearnResult:
         self.folder.check_free()
         self._load()
         source = self._calibrate()
         self.run_info = describe_run(self.config, self.masc, source, self.loaded, self.data)
+        self.run_info["request"] = None if request is None else dict(request)
         self.folder.create(self.run_info)
-        return self._go(None)
+        with self.folder.held():
+            return self._go(None)
 
     def go_on(self, folder: RunFolder, saved: dict[str, Any]) -> UnlearnResult:
         self.folder, self.run_info = folder, saved
         self.masc = MascSettings(**saved["resolved_masc"])
-        self._load()
-        check_same(saved, self.loaded, self.data, self.config.model)
-        return self._go(folder.read_state())
+        with folder.held():
+            self._load()
+            check_same(saved, self.loaded, self.data, self.config.model)
+            state, self.notes = folder.checkpoints.read()
+            return self._go(state)
 
     def _go(self, state: dict[str, Any] | None) -> UnlearnResult:
         """From the beginning, or from where a checkpoint was taken."""
         log = RunLog(self.folder.path / LOG, keep=state["log"] if state else 0)
         if state is None:
+            log.write("plan", **self.plan.to_dict())
             log.write("start", tolerance=self.masc.tolerance, tolerance_source=self.run_info["tolerance_source"])
         self.evaluation = Evaluation(self.config, self.masc, self.data, self.folder, self.watch)
         before = self._before()
@@ -174,11 +217,10 @@ class _Run:
     def _load(self) -> None:
         self.watch(Progress("load"))
         torch.set_num_threads(self.config.threads or torch.get_num_threads())
-        data = read_data(self.config)
+        self._plan()
         with self._stage("load"):
             self.loaded: LoadedModel = load(self.config)
             self.fingerprint = self.loaded.fingerprint
-        self.data = encode_data(data, self.loaded.tokenizer, self.config)
         check_lengths(self.loaded.model, self.data)
         # Full fine-tuning leaves no base to compare with; an adapter can be switched off.
         self.base_logits = None if self.recipe.lora else probe_logits(self.loaded.model, self._probe_ids())
@@ -192,6 +234,14 @@ class _Run:
                 raise UsageError("full: this model's head is not recognised; accepted with it is --lora")
             if self.masc.teacher_delta is not None:
                 raise UsageError("teacher_delta: this model's head is not recognised; accepted with it is none")
+
+    def _plan(self) -> None:
+        """Read and encode the data and count what the run takes; of the model only the small files are read yet."""
+        config = self.config
+        self.plan, shape, self.data = plan_run(config)
+        if config.plan_check:
+            check_plan(self.plan, config, shape, self.data)
+        self.watch(Progress("plan", lines=tuple(self.plan.lines())))
 
     def _as_loaded(self) -> contextlib.AbstractContextManager[None]:
         """Inside the block the model is the one that was loaded; holds until the first update also without this."""
@@ -307,7 +357,7 @@ class _Run:
                     f"interrupted at step {report.step}; `expunge resume {self.folder.path}` continues from there"
                 )
 
-        if self.recipe.alternates and not self.folder.has_state():
+        if self.recipe.alternates and not self.folder.checkpoints:
             self._checkpoint()
         try:
             self.loop.run(after_step)
@@ -349,7 +399,7 @@ class _Run:
     def _conclude(self, before: dict[str, Summary | None], saved: SaveReport) -> UnlearnResult:
         state, alpha = self.loop.state, self.masc.tolerance
         assert alpha is not None
-        del self.loop.optimizer, self.loop.masters, self.loop.runner, self.runner, self.trainable
+        del self.loop.optimizer, self.loop.masters, self.loop.runner, self.runner, self.trainable, self.loaded
         self.loaded = load_model(
             str(self.folder.path / MODEL),
             dtype=self.config.dtype,
@@ -388,11 +438,11 @@ class _Run:
             retain_after=after["retain"],
             max_logit_error=saved.max_logit_error,
             fingerprint=saved.fingerprint,
-            notes=(*self.loaded.notes, *saved.warnings, *self._advice()),
+            notes=(*self.loaded.notes, *self.notes, *saved.warnings, *self._advice()),
             answers=self.evaluation.answers,
         )
         self.folder.write_json(RESULT, result.to_dict(texts=self.config.show_text))
-        self.folder.drop_checkpoint()
+        self.folder.checkpoints.drop()
         return result
 
     def _advice(self) -> tuple[str, ...]:
@@ -422,8 +472,10 @@ class _Run:
         )
 
     def _checkpoint(self) -> None:
-        self.folder.write_state(
-            {"run": self.loop.state_dict(), "log": self.loop.log.position, "seconds": dict(self.seconds)}
+        # The log first: it may be longer than the checkpoint says, never shorter.
+        log = self.loop.log.save()
+        self.folder.checkpoints.write(
+            self.loop.state.step, {"run": self.loop.state_dict(), "log": log, "seconds": dict(self.seconds)}
         )
 
     @contextlib.contextmanager
