@@ -34,7 +34,7 @@ METHODS = {
     "masc, masked": MASC | {"cut": [0.2, 0.6], "min_prefix": 1, "min_suffix": 1},
     "masc, accumulated": MASC | {"micro_batch": 1},
     "npo+kl, accumulated": {"method": "npo+kl", "micro_batch": 1},
-    "masc, gated": MASC | {"gate": True, "taper": 0.5, "focus": True, "tolerance": 0.2},
+    "masc, gated": MASC | {"gate": True, "taper": 0.5, "focus": True},
 }
 
 
@@ -79,13 +79,17 @@ def log_of(out):
     return lines[1:]
 
 
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def differences(one, other, where="state"):
     """Places at which two states differ, in type, dtype or bits."""
     if type(one) is not type(other):
         return [where]
     if isinstance(one, torch.Tensor):
         same = one.dtype == other.dtype and one.shape == other.shape
-        return [] if same and one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes() else [where]
+        return [] if same and bits(one) == bits(other) else [where]
     if isinstance(one, dict):
         keys = [where] if one.keys() != other.keys() else []
         return keys + [
@@ -145,7 +149,7 @@ def test_six_updates_are_three_and_three(tmp_path, wide, files, scheme, storage,
 def test_six_updates_are_three_and_three_with_every_kind_of_loss(tmp_path, wide, files, method, lora):
     state = check_three_and_three(tmp_path, wide, files, lora=lora, **METHODS[method])
     if method == "dual ascent":
-        assert state["weights"]["weight"] != 1.0
+        assert state["weights"]["retain"] != 1.0
 
 
 def test_a_step_of_bfloat16_weights_is_resumed_from_their_masters(tmp_path, knowing_bf16, files):
