@@ -12,6 +12,8 @@ import pytest
 from tests.train._runs import examples, options, write
 
 from expunge.cli import main
+from expunge.cli._main import COMMANDS, make_parser
+from expunge.cli._parser import actions_of
 from expunge.train import RunConfig
 
 
@@ -90,7 +92,7 @@ def test_bad_options(tmp_path, capsys, knowing, data, changes, named):
 
 
 def test_unknown_command(capsys):
-    refused(capsys, ["unlern"], "'unlern'", "unlearn, resume, demo")
+    refused(capsys, ["unlern"], "'unlern'", "unlearn, plan, resume", "did you mean unlearn?")
 
 
 def test_unknown_model(tmp_path, capsys, data):
@@ -218,20 +220,22 @@ def test_help_needs_no_torch():
     assert {"unlearn", "resume", "demo"} <= set(done.stdout.split())
 
 
-@pytest.mark.parametrize("command", ["unlearn", "resume", "demo"])
+def test_several_processes_are_refused(tmp_path, capsys, monkeypatch, knowing, data):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(capsys, words(knowing, data, tmp_path / "out"), "WORLD_SIZE: found 2", "torchrun")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_option_has_a_help_text(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: expunge {command} ")
     assert text.splitlines()[1] == ""  # a short usage line
-    from expunge.cli import _main
-    from expunge.cli._parser import Parser
-
-    module = __import__(_main.COMMANDS[command][0], fromlist=["x"])
-    parser = Parser(prog="x")
-    getattr(module, f"add_{command}")(parser)
-    assert all(action.help and len(action.help) > 8 for action in parser._actions)
+    assert max(map(len, text.splitlines())) <= 80
+    actions = [action for action in actions_of(make_parser(command)) if not hasattr(action, "add_parser")]
+    assert all(action.help and len(action.help) > 8 for action in actions)
 
 
 def test_a_window_of_rows_is_not_needed_to_forget_one(tmp_path, capsys, knowing, data):

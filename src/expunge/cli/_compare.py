@@ -20,11 +20,12 @@ from expunge.errors import UsageError
 
 COMPARE = """compare methods: unlearn and evaluate with each of them, by one file
 
-Every cell (target, method, optimizer, seed) has a folder of its own in DIR/cells. The same
-command goes on where it was cut off; what is complete is kept.
+Every cell (target, method, optimizer, seed) has a folder of its own in
+DIR/cells. The same command goes on where it was cut off; what is complete is
+kept.
 
 examples:
-  expunge compare recipes/tofu1k.yaml --set data=./tofu models=./models --out study
+  expunge compare tofu1k.yaml --set data=./tofu target=T retrained=R --out study
   expunge compare mine.yaml --out study --workers 2
   expunge compare mine.yaml --dry-run
 
@@ -49,7 +50,7 @@ _STAGES = {
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Options of `expunge compare`."""
-    parser.add_argument("file", metavar="FILE", help="YAML file: what is compared (recipes/README.md explains it)")
+    parser.add_argument("file", metavar="FILE", help="YAML file: what is compared: recipes/ has examples")
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison; may hold an earlier part of it")
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="values of ${NAME} in the file"

@@ -14,11 +14,12 @@ from expunge.suites import SUITES
 
 COMPLETION = """write the script with which a shell completes expunge's commands and options
 
-The script is fixed: no Python runs when a key is pressed. Write it again after an update.
+The script is fixed: no Python runs when a key is pressed. Write it again after
+an update.
 
 examples:
   expunge completion bash > ~/.local/share/bash-completion/completions/expunge
-  expunge completion zsh > ~/.zfunc/_expunge       with fpath+=~/.zfunc before compinit
+  expunge completion zsh > ~/.zfunc/_expunge   (fpath+=~/.zfunc before compinit)
   expunge completion fish > ~/.config/fish/completions/expunge.fish"""
 
 _SHELLS = ("bash", "zsh", "fish")

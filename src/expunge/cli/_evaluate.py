@@ -14,17 +14,19 @@ from expunge.cli._show import console
 from expunge.metrics import Metric
 from expunge.suites import Evaluation, evaluate
 
-EVALUATE = """measure what a model still knows of what was to be forgotten, and what it has kept
+EVALUATE = """measure what a model still knows of what was to be forgotten, and what it kept
 
 examples:
   expunge evaluate run/model --suite mine --data ./my-data --out results
-  expunge evaluate run/model --suite tofu --data ./tofu --retrained ./retrained --out results
+  expunge evaluate run/model --suite tofu --data ./tofu \\
+      --retrained ./retrained --out results
   expunge evaluate run/model --suite tofu --data locuslab/TOFU --split forget05
-  expunge evaluate run/model --suite muse --data ./muse_news --rows forget=0:50 holdout=0:50
+  expunge evaluate run/model --suite muse --data ./muse_news \\
+      --rows forget=0:50 holdout=0:50
 
-the folder of `mine` holds forget, retain and, optionally, holdout (never trained on)
-and paraphrase, each .jsonl, .json, .parquet, .csv or .txt. --out keeps all tables, with the
-texts in them: keep it where the data may be kept."""
+the folder of `mine` holds forget, retain and, optionally, holdout (never
+trained on) and paraphrase, each .jsonl, .json, .parquet, .csv or .txt. --out
+keeps all tables, with the texts in them: keep it where the data may be kept."""
 
 _ARROWS = {"higher": "↑", "lower": "↓", "reference": "≈"}
 _SHOWN_EXAMPLES = 5

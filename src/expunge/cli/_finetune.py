@@ -20,8 +20,8 @@ from expunge.train import Progress, finetune
 
 FINETUNE = """teach a model the examples of files, by plain supervised fine-tuning
 
-Makes targets to unlearn (all files) and retrained references (all but the file to forget)
-from the same files and the same seed.
+Makes targets to unlearn (all files) and retrained references (all but the file
+to forget) from the same files and the same seed.
 
 examples:
   expunge finetune smollm2-135m --data forget.jsonl retain.jsonl --out target

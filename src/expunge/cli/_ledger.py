@@ -26,13 +26,13 @@ from expunge.ledger import (
 LEDGER = """keep and check the signed list of deletion requests
 
 examples:
-  expunge ledger add deletions run --request ticket-17    add a finished run
-  expunge ledger show deletions                           list the requests
-  expunge ledger verify deletions                         check every byte
+  expunge ledger add deletions run --request ticket-17  add a finished run
+  expunge ledger show deletions                         list the requests
+  expunge ledger verify deletions                       check every byte
   expunge ledger verify deletions --request ticket-17 --model run/model
   expunge ledger export deletions --request ticket-17 --out receipt.json
-  expunge ledger verify receipt.json --public-key HEX     needs nothing else
-  expunge ledger prove deletions --text-file mine.txt     is this text in a request?
+  expunge ledger verify receipt.json --public-key HEX   needs nothing else
+  expunge ledger prove deletions --text-file mine.txt   is it in a request?
 
 exit code: 0 as it was written (prove: found); 1 changed (prove: not found);
 2 wrong input"""

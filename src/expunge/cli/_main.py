@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -54,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminated.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # bitsandbytes, where it is installed, is imported with peft and misses an optional package by a warning.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
+        _check_single_process()
         return _run(words)
     except ExpungeError as error:
         sys.stderr.write(f"expunge: {' '.join(str(error).split())}\n")
@@ -83,6 +88,15 @@ def _run(words: Sequence[str]) -> int:
     return run(parsed)
 
 
+def _check_single_process() -> None:
+    """Under a launcher every process would do the whole work, into the same folder."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise UsageError(
+            f"WORLD_SIZE: found {size}, accepted is 1: a run is one process; start it without torchrun or accelerate"
+        )
+
+
 def make_parser(name: str) -> Parser:
     """The parser of a subcommand.
 
@@ -98,7 +112,7 @@ def make_parser(name: str) -> Parser:
 def _usage() -> str:
     lines = ["usage: expunge COMMAND ...", "", "Make a causal language model forget given training examples.", ""]
     lines += [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "`expunge COMMAND --help` shows examples and options; `expunge demo`, what it does."]
+    lines += ["", "`expunge COMMAND --help`: examples and options. `expunge demo`: a first look."]
     codes = [f"{code} {text}" for code, text in EXIT_CODES.items()]
     lines += [f"exit code: {', '.join(codes[:4])},", f"           {', '.join(codes[4:])}", ""]
     return "\n".join(lines)

@@ -12,13 +12,13 @@ from expunge.train import check_plan, config_from_options, plan_run
 
 PLAN = """say what a run would take, memory and disk, before anything large is read
 
-Takes the options of `expunge unlearn`. Without --forget, rows are taken to be as long
-as --max-length allows, which is the most a run can take.
+Takes the options of `expunge unlearn`. Without --forget, rows are taken to be
+as long as --max-length allows, which is the most a run can take.
 
 examples:
   expunge plan smollm2-135m --full
   expunge plan ./my-model --forget forget.jsonl --retain retain.jsonl --out run
-  expunge plan ./my-model --full --optimizer-storage 8bit --max-length 1024 --json
+  expunge plan ./model --full --optimizer-storage 8bit --max-length 1024 --json
 
 exit code: 0 it fits; 2 it does not, or wrong input"""
 

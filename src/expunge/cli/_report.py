@@ -17,8 +17,8 @@ REPORT = """make a page that shows what runs forgot, and what it cost
 One file, to be opened in a browser; nothing is fetched from a network.
 
 examples:
-  expunge report run                        writes run/report.html
-  expunge report run --show-text            with the texts that were to be forgotten
+  expunge report run                    writes run/report.html
+  expunge report run --show-text        with the texts that were to be forgotten
   expunge report run --ledger deletions --request ticket-17   with keyed hashes
   expunge report run-a run-b --retrained evaluation --out comparison.html"""
 

@@ -19,17 +19,20 @@ from expunge.stress import TESTS, StressResult, StressSettings, stress
 STRESS = """try to bring back what a model has forgotten
 
 tests: int8, int4 quantise its linear layers (bitsandbytes; `pip install
-'expunge[quantization]'`); relearn teaches a copy a few of the rows again; paraphrase asks in
-other words; prefix gives the beginning of each answer; samples draws several answers and
-takes the best. The model's folder is never changed.
+'expunge[quantization]'`); relearn teaches a copy a few of the rows again;
+paraphrase asks in other words; prefix gives the beginning of each answer;
+samples draws several answers and takes the best. The model's folder is never
+changed.
 
 examples:
   expunge stress run/model --suite mine --data ./my-data --out stress
-  expunge stress run/model --suite tofu --data ./tofu --original ./target --out stress
-  expunge stress run/model --suite tofu --data ./tofu --rows forget=0:40 retain=0:40
-      --tests int4,prefix --out stress
+  expunge stress run/model --suite tofu --data ./tofu --original ./target \\
+      --out stress
+  expunge stress run/model --suite tofu --data ./tofu --out stress \\
+      --rows forget=0:40 retain=0:40 --tests int4,prefix
 
-the same command goes on where it was cut off. --out holds ids and numbers, no texts."""
+the same command goes on where it was cut off. --out holds ids and numbers, no
+texts."""
 
 _OPTIONS: tuple[str, ...] = ("tests", "prefix", "samples", "temperature", "top_p")
 _OPTIONS += ("relearn_rows", "relearn_steps", "relearn_batch", "relearn_lr", "relearn_full")

@@ -19,12 +19,14 @@ from expunge.train import UnlearnResult, describe, finished, request_of, resume,
 UNLEARN = """make a model forget the examples of a file
 
 examples:
-  expunge unlearn smollm2-135m --forget forget.jsonl --retain retain.jsonl --out run
-  expunge unlearn ./my-model --forget f.csv --retain r.csv --holdout h.csv --out run
+  expunge unlearn smollm2-135m --forget forget.jsonl --retain retain.jsonl \\
+      --out run
+  expunge unlearn ./m --forget f.csv --retain r.csv --holdout h.csv --out run
   expunge unlearn ./my-model --config run.yaml --dry-run
 
-exit code: 0 forgotten; 3 budget spent before everything was forgotten; 2 wrong input;
-1 failure; 130 interrupted, 143 terminated (resume with `expunge resume`)"""
+exit code: 0 forgotten; 3 budget spent before everything was forgotten;
+2 wrong input; 1 failure; 130 interrupted, 143 terminated (resume with
+`expunge resume`)"""
 RESUME = """continue an interrupted run, as if it had not stopped
 
 A run that was cut off after its last number only lacks its report and its place

@@ -36,6 +36,7 @@ from expunge.train._prepare import (
     Data,
     Part,
     Trainable,
+    check_vocabulary,
     encode_data,
     make_objective,
     make_trainable,
@@ -127,6 +128,7 @@ def plan_run(config: RunConfig, *, assumed: bool = False) -> tuple[Plan, ModelSh
     """
     read = None if assumed else read_data(config)
     shape = read_shape(config.model, dtype=config.dtype, trust_remote_code=config.trust_remote_code)
+    check_vocabulary(shape.model, config)
     data = assumed_data(config) if read is None else encode_data(read, shape.tokenizer, config)
     return make_plan(config, shape, data), shape, data
 

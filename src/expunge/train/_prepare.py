@@ -227,13 +227,20 @@ def load(config: RunConfig) -> LoadedModel:
     loaded = load_model(
         config.model, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
     )
-    embedding: Any = loaded.model.get_input_embeddings()
-    vocabulary = embedding.weight.shape[0]
-    masc = config.masc
-    assert masc is not None
-    if masc.k >= vocabulary:
-        raise UsageError(f"k: found {masc.k}, accepted is a whole number below the vocabulary size {vocabulary}")
+    check_vocabulary(loaded.model, config)
     return loaded
+
+
+def check_vocabulary(model: Any, config: RunConfig) -> None:
+    """Compare k with the vocabulary of the model.
+
+    Raises:
+        UsageError: k is not below it.
+    """
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    assert config.masc is not None
+    if config.masc.k >= vocabulary:
+        raise UsageError(f"k: found {config.masc.k}, accepted is a whole number below the vocabulary size {vocabulary}")
 
 
 def check_lengths(model: Any, data: Data) -> None:
