@@ -72,8 +72,8 @@ def distance(ours: Values, theirs: Values | None, metrics: Sequence[str]) -> Dis
         The distance; without a value where a metric that counts is missing, never a smaller sum.
 
     Example:
-        >>> distance({"a": 0.5, "b": 1.0}, {"a": 0.1, "b": 0.7}, ["a", "b", "c"]).value
-        0.35355339059327373
+        >>> distance({"a": 0.75, "b": 1.0}, {"a": 0.25, "b": 0.5}, ["a", "b", "c"]).value
+        0.5
     """
     if theirs is None:
         return Distance(None, {}, "no retrained model")
