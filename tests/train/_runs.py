@@ -35,12 +35,12 @@ def write_data(folder):
     }
 
 
-def make_model(folder, *, dtype=torch.float32, steps=30):
-    """Train a tiny Llama on the rows to forget and to keep until it knows them, and save it."""
+def make_model(folder, *, dtype=torch.float32, steps=30, numbers=(*FORGET, *RETAIN)):
+    """Train a tiny Llama on rows, those to forget and to keep, until it knows them, and save it."""
     torch.manual_seed(0)
     model, tokenizer = tiny("llama", max_position_embeddings=128), tiny_tokenizer()
     data = folder.parent / f"{folder.name}.jsonl"
-    records: list[Record] = read_records(write(data, examples([*FORGET, *RETAIN])))
+    records: list[Record] = read_records(write(data, examples(numbers)))
     rows = encode_records(records, tokenizer).rows
     ids = torch.tensor([row.input_ids for row in rows])
     labels = torch.tensor([row.labels for row in rows])
