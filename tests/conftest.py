@@ -4,8 +4,16 @@ import pytest
 import torch
 from tests.train import _runs
 
+from expunge.lm import _compute
+
 # Threads that wait for each other on a busy machine take a hundred times as long as these tiny models need.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fast_in_every_type(monkeypatch):
+    """Models keep their type, whatever processor the tests run on."""
+    monkeypatch.setattr(_compute, "has_instructions", lambda dtype, device: True)
 
 
 @pytest.fixture(scope="session")

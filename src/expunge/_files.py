@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also after a power cut."""
+"""Files that are whole or not there, also after a power cut; and what may be said of where they lie."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a model's name is `owner/name` on a hub, not a folder."""
+    return name.count("/") == 1 and name[0] not in "./~" and not name.endswith("/") and not Path(name).exists()
+
+
+def shown_model(name: str) -> str:
+    """A model's name for records that are handed over: a hub id as it is, of a folder its last part.
+
+    Example:
+        >>> shown_model("owner/model"), shown_model("/home/me/model")
+        ('owner/model', 'model')
+    """
+    return name if is_hub_id(name) else Path(name).name or name

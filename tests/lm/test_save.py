@@ -292,9 +292,9 @@ def _damage(folder, change):
 def test_damage_on_the_way_to_disk_is_found(tmp_path, monkeypatch, change, message):
     reload = save_module._reload
 
-    def damaged(body, folder):
+    def damaged(body, folder, dtype):
         _damage(folder, change)
-        return reload(body, folder)
+        return reload(body, folder, dtype)
 
     monkeypatch.setattr(save_module, "_reload", damaged)
     with pytest.raises(RunError, match=message) as error:

@@ -24,6 +24,7 @@ COMMANDS = {
     "stress": ("expunge.cli._stress", "try to bring back what was forgotten"),
     "compare": ("expunge.cli._compare", "compare methods: runs, evaluations, one table and plot"),
     "report": ("expunge.cli._report", "make a page that shows what runs forgot, and what it cost"),
+    "card": ("expunge.cli._card", "write what was done into the model's README"),
     "ledger": ("expunge.cli._ledger", "keep and check the signed list of deletion requests"),
     "completion": ("expunge.cli._completion", "write a shell's completion script"),
 }
@@ -40,6 +41,7 @@ _USAGES = {
     "stress": "expunge stress MODEL --suite NAME --data DIR --out DIR [options]",
     "compare": "expunge compare FILE --out DIR [options]",
     "report": "expunge report RUN... [options]",
+    "card": "expunge card RUN [options]",
     "ledger": "expunge ledger ACTION FILE_OR_DIR [options]",
     "completion": "expunge completion bash|zsh|fish",
 }

@@ -6,15 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from expunge.cli._interrupt import interruptible
 from expunge.cli._options import add_run_options, build_config
+from expunge.cli._request import add_request, line_of, request_from, sign
 from expunge.cli._show import ProgressLine, console, show_result
-from expunge.errors import UsageError
-from expunge.ledger import Ledger, entry_from_run
+from expunge.ledger import Ledger
 from expunge.report import REPORT, write_report
-from expunge.train import UnlearnResult, describe, finished, request_of, resume, unlearn
+from expunge.train import UnlearnResult, describe, finished, request_of, resume, unlearn, write_card
 
 UNLEARN = """make a model forget the examples of a file
 
@@ -43,18 +42,13 @@ def add_unlearn(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the resolved run and stop before the first update"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    _add_request(parser)
-
-
-def _add_request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--request", metavar="ID", help="sign the result and add it to the ledger under this name")
-    parser.add_argument("--ledger", metavar="DIR", help="folder of the ledger [deletions]")
+    add_request(parser)
 
 
 def run_unlearn(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
     config = build_config(arguments)
-    request = _request(arguments)
+    request = request_from(arguments.request, arguments.ledger)
     if arguments.dry_run:
         sys.stdout.write(json.dumps(describe(config), indent=2, ensure_ascii=False) + "\n")
         return 0
@@ -68,12 +62,12 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     """Options of `expunge resume`."""
     parser.add_argument("out", metavar="DIR", help="folder of the interrupted run")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    _add_request(parser)
+    add_request(parser)
 
 
 def run_resume(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
-    request = _request(arguments) or request_of(arguments.out)
+    request = request_from(arguments.request, arguments.ledger) or request_of(arguments.out)
     result = finished(arguments.out)
     if result is None or _is_told(result, request):  # a complete run is refused
         with interruptible(arguments.out) as interruption, ProgressLine().showing() as line:
@@ -82,41 +76,17 @@ def run_resume(arguments: argparse.Namespace) -> int:
     return _end(result, request, as_json=arguments.json)
 
 
-def _request(arguments: argparse.Namespace) -> dict[str, str] | None:
-    """Name and ledger of the request, checked before work starts: a changed ledger gets no entry."""
-    if arguments.request is None:
-        if arguments.ledger is not None:
-            raise UsageError(f"ledger: found {arguments.ledger} without a request, accepted with it is --request ID")
-        return None
-    # Whoever resumes the run may do so from another folder.
-    path = Path(arguments.ledger or "deletions").expanduser().absolute()
-    ledger = Ledger(path)
-    if ledger.path.exists() and not (found := ledger.verify()).ok:
-        raise UsageError(f"ledger: {ledger.path}: {found.problems[0]}; `expunge ledger verify {path}` shows all")
-    return {"name": arguments.request, "ledger": str(path)}
-
-
 def _is_told(result: UnlearnResult, request: dict[str, str] | None) -> bool:
     """Whether the report and the line in the ledger are there."""
-    signed = request is None or _line(result, request) is not None
+    signed = request is None or line_of(result, request) is not None
     return signed and (Path(result.out) / REPORT).is_file()
-
-
-def _line(result: UnlearnResult, request: dict[str, str]) -> dict[str, Any] | None:
-    """The line of this very run in the ledger; None where there is none yet."""
-    ledger = Ledger(request["ledger"])
-    if not ledger.path.exists():
-        return None
-    entry = entry_from_run(result.out, request["name"])
-    mine = {"request": entry.request, "files": dict(entry.files)}
-    lines = (line for line in ledger.entries() if {name: line["fields"][name] for name in mine} == mine)
-    return next(lines, None)
 
 
 def _end(result: UnlearnResult, request: dict[str, str] | None, *, as_json: bool) -> int:
     tags: list[str] = []
     if request is not None:
-        line = _line(result, request) or Ledger(request["ledger"]).append(entry_from_run(result.out, request["name"]))
+        line = sign(result, request)
+        write_card(result.out, entry=line)
         tags = [row["text"] for row in line["fields"]["rows"]["tags"]]
     report = write_report(result.out, hashes=tags) if tags else write_report(result.out)
     if as_json:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from expunge._files import shown_model
 from expunge.errors import UsageError
 
 # Options that name places: an entry is handed over, and a folder's name is nobody's business.
@@ -92,7 +93,7 @@ def _entry(place: Path, run: dict[str, Any], result: dict[str, Any], request: st
         versions=run["versions"],
         config=_without_places(config) | {"resolved_masc": run.get("resolved_masc")},
         data={name: value for name, value in counts.items() if value},
-        model_before={"name": _model(config["model"]), "fingerprint": run["weights"]},
+        model_before={"name": shown_model(config["model"]), "fingerprint": run["weights"]},
         model_after={"name": Path(result["model"]).name, "fingerprint": result["fingerprint"]},
         results={name: result.get(name) for name in (*_RESULTS, *_MEANS)} | {"left": len(result["left"])},
         certificate=_certificate(place / "scores" / "forget-after.parquet"),
@@ -138,13 +139,7 @@ def _counts(part: Mapping[str, Any] | None) -> dict[str, int] | None:
 def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in config.items() if name not in (*_PLACES, "columns")}
     places = {name: config[name] for name in _PLACES if isinstance(config.get(name), str)}
-    return kept | {name: _model(value) if name == "model" else Path(value).name for name, value in places.items()}
-
-
-def _model(name: str) -> str:
-    """A folder's last part; a hub id (`owner/name`) stays."""
-    is_hub_id = name.count("/") == 1 and name[0] not in "./~" and not name.endswith("/")
-    return name if is_hub_id else Path(name).name or name
+    return kept | {name: shown_model(value) if name == "model" else Path(value).name for name, value in places.items()}
 
 
 def _certificate(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Language models: loading, LoRA, the body/head split, token statistics, saving and verifying."""
 
 from expunge.lm._activations import LayerOutput, decoder_layers, layer_index, layer_output
+from expunge.lm._compute import is_widened
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._footprint import PassBytes, head_bytes, pass_bytes, rounded_up
 from expunge.lm._head import Head, Split, assumed_split, split_model
@@ -47,6 +48,7 @@ __all__ = [
     "default_targets",
     "fingerprint",
     "head_bytes",
+    "is_widened",
     "labelled_positions",
     "layer_index",
     "layer_output",

@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from expunge.errors import RunError, UsageError
+from expunge.lm._compute import widen
 from expunge.lm._fingerprint import fingerprint
 from expunge.lm._quiet import first_line, quiet
 from expunge.lm._smollm2 import SMOLLM2, read_gguf, smollm2_folder
@@ -66,6 +67,8 @@ def load_model(
         spec: `smollm2-135m` (the default model), a Hugging Face folder, a PEFT adapter folder (its base is loaded and
             the adapter merged in float32), a `.gguf` file (de-quantised), or a hub id.
         dtype: `auto` (the checkpoint's own; bfloat16 for a quantised GGUF file), `float32`, `bfloat16` or `float16`.
+            With `auto`, on a CPU without instructions for the checkpoint's type, the model computes in float32; its
+            fingerprint, and what `save_model` writes, are in the checkpoint's type.
         device: `cpu`, `cuda`, `cuda:N`, `mps`; None takes the accelerator if there is one.
         trust_remote_code: run model code that comes with a folder or hub id.
 
@@ -85,6 +88,9 @@ def load_model(
         notes.append(f"the tokenizer has {len(tokenizer)} entries, the model {rows}; ids from {rows} on cannot be used")
     anything: Any = model  # `PreTrainedModel.to` is annotated for quantised models only
     anything.to(place).eval()
+    if dtype == "auto" and (stored := widen(model, place)) is not None:
+        name = str(stored).removeprefix("torch.")
+        notes.append(f"computed in float32, since this processor is slow in {name}; what is saved is in {name}")
     return LoadedModel(model, tokenizer, str(spec), _pad_id(tokenizer, rows), tuple(notes))
 
 

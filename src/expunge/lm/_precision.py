@@ -20,6 +20,7 @@ class MasterWeights:
 
     Args:
         params: the parameters to train, in a fixed order; frozen ones are left out.
+        widened: the model is saved in a narrower type than the one it is held in.
 
     Attributes:
         masters: one float32 parameter for each trainable parameter, in the order given; what the optimizer gets.
@@ -38,7 +39,8 @@ class MasterWeights:
         0.99
     """
 
-    def __init__(self, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], *, widened: bool = False) -> None:
+        self._widened = widened
         self.params: list[nn.Parameter] = [param for param in params if param.requires_grad]
         if len({id(param) for param in self.params}) != len(self.params):
             raise ValueError("params: the same parameter was given twice")
@@ -49,8 +51,10 @@ class MasterWeights:
 
     @property
     def rounds(self) -> bool:
-        """Whether writing the masters to the model rounds any of them."""
-        return any(master is not param for param, master in zip(self.params, self.masters, strict=True))
+        """Whether writing the masters to the model, or saving it, rounds any of them."""
+        return (
+            any(master is not param for param, master in zip(self.params, self.masters, strict=True)) or self._widened
+        )
 
     @torch.no_grad()
     def grads_to_masters(self) -> None:

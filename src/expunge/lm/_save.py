@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from expunge._files import sync
 from expunge.errors import RunError, UsageError
+from expunge.lm._compute import copy_marks, narrowed, rounded, stored_dtype, widen
 from expunge.lm._fingerprint import fingerprint, fingerprint_tensors
 from expunge.lm._lora import adapter_disabled, match_adapter_dtype, weight_update
 from expunge.lm._quiet import first_line, quiet
@@ -100,7 +101,8 @@ def save_model(
 ) -> SaveReport:
     """Write a model as a plain folder, read it back, compare, and only then give the folder its name.
 
-    LoRA adapters are merged as W + ΔW in float32 and cast to W's type; the model in memory is the same afterwards. The
+    LoRA adapters are merged as W + ΔW in float32 and cast to W's type; the model in memory is the same afterwards. A
+    model that is held in a wider type than its checkpoint's (see `load_model`) is saved in the checkpoint's. The
     read-back must have the same bytes in every weight and the same logits on the probe (largest difference at most
     1e-5, for bfloat16 1e-2 and for float16 2e-3, times the largest logit if that is above 1), and the logits must
     differ from the base's if anything was trained.
@@ -175,7 +177,7 @@ def probe_logits(model: nn.Module, probe_ids: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def merged_in_place(model: PeftModel) -> Iterator[MergeStats]:
-    """Inside the block the base weights are W + ΔW (summed in float32, cast to W's type) and the adapters are off.
+    """Inside the block the base weights are W + ΔW (summed in float32, rounded to W's type) and the adapters are off.
 
     On leaving, the very tensors from before are back. Only the adapted weights are held twice.
     """
@@ -188,7 +190,7 @@ def merged_in_place(model: PeftModel) -> Iterator[MergeStats]:
             weight: Any = layer.get_base_layer().weight
             update = weight_update(layer)
             before = weight.data
-            after = (before.float() + update).to(before.dtype)
+            after = (before.float() + update).to(stored_dtype(weight)).to(before.dtype)
             changed = update != 0
             stats.changed += int(changed.sum())
             stats.lost += int((changed & (after == before)).sum())
@@ -213,15 +215,16 @@ def _write_merged(
         merged = contextlib.nullcontext(MergeStats())
     body: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     rename = _plain_names(body)
-    with merged as stats:
-        state = {new: tensor for name, tensor in body.state_dict().items() if (new := rename(name))}
-        params = {new: param for name, param in body.named_parameters() if (new := rename(name))}
-        expected = fingerprint_tensors(params)
-        logits = probe_logits(model, probe_ids)
-        with quiet():
+    with merged as stats, rounded(body):
+        with narrowed(body), quiet():
+            state = {new: tensor for name, tensor in body.state_dict().items() if (new := rename(name))}
+            params = {new: param for name, param in body.named_parameters() if (new := rename(name))}
+            expected, dtype = fingerprint_tensors(params), body.dtype
             body.save_pretrained(folder, state_dict=state)
             tokenizer.save_pretrained(folder)
-    again = _read_back(folder, lambda: _reload(body, folder))
+            del state
+        logits = probe_logits(model, probe_ids)
+    again = _read_back(folder, lambda: _reload(body, folder, dtype))
     _check_tokenizer(tokenizer, folder)
     if fingerprint(again) != expected:
         raise RunError(f"verification of {_shown(folder)} failed: the weights read back differ; nothing was kept")
@@ -229,14 +232,14 @@ def _write_merged(
     trained = stats.changed > 0 if isinstance(model, PeftModel) else base_logits is not None
     change = None if base_logits is None else _distance(logits, base_logits)
     if trained and not change:
-        raise RunError(_no_change(folder, body.dtype, stats))
+        raise RunError(_no_change(folder, dtype, stats))
     return _Written(
         fingerprint=expected,
         error=error,
         merge_change=None if adapted is None else _distance(logits, adapted),
         base_change=change,
         stats=stats,
-        warnings=_precision_warning(stats, body.dtype),
+        warnings=_precision_warning(stats, dtype),
     )
 
 
@@ -288,7 +291,7 @@ def _bytes_needed(model: nn.Module, adapter_only: bool) -> int:
     if adapter_only:
         sizes = [param.numel() * param.element_size() for name, param in model.named_parameters() if "lora_" in name]
     else:
-        sizes = [param.numel() * param.element_size() for param in model.parameters()]
+        sizes = [param.numel() * stored_dtype(param).itemsize for param in model.parameters()]
     return sum(sizes) + _SMALL_FILES
 
 
@@ -306,15 +309,18 @@ def _plain_names(body: nn.Module) -> Callable[[str], str | None]:
     return rename
 
 
-def _reload(body: Any, folder: Path) -> nn.Module:
+def _reload(body: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     again = type(body).from_pretrained(
-        folder, dtype=body.dtype, use_safetensors=True, attn_implementation=body.config._attn_implementation
+        folder, dtype=dtype, use_safetensors=True, attn_implementation=body.config._attn_implementation
     )
+    if dtype != body.dtype:
+        widen(again, body.device)
     return again.to(body.device).eval()
 
 
 def _reload_adapter(model: PeftModel, folder: Path) -> nn.Module:
     twin: Any = copy.deepcopy(model)
+    copy_marks(model, twin)
     again = PeftModel.from_pretrained(twin.unload(), str(folder), autocast_adapter_dtype=False)
     match_adapter_dtype(again)
     return again.eval()

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from expunge.errors import UsageError
-from expunge.lm._load import DTYPES, adapter_base, check_config, check_depth, check_folder, find_folder
+from expunge.lm._compute import widen
+from expunge.lm._load import DTYPES, adapter_base, check_config, check_depth, check_folder, find_folder, pick_device
 from expunge.lm._quiet import first_line, quiet
 from expunge.lm._smollm2 import SMOLLM2, gguf_dtype
 
@@ -31,12 +32,14 @@ class ModelShape:
         source: what was asked for.
         widest: bytes of the weights in the type in which they are read: float32 where an adapter is merged or a file is
             de-quantised, else that of the model.
+        stored: bytes of the weights in the type in which they are saved.
     """
 
     model: PreTrainedModel
     tokenizer: Any
     source: str
     widest: int
+    stored: int
 
     @property
     def bytes(self) -> int:
@@ -44,7 +47,9 @@ class ModelShape:
         return sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
 
-def read_shape(spec: str, *, dtype: str = "auto", trust_remote_code: bool = False) -> ModelShape:
+def read_shape(
+    spec: str, *, dtype: str = "auto", device: str | None = None, trust_remote_code: bool = False
+) -> ModelShape:
     """Read configuration and tokenizer of a model, and the headers of its files; no weight is read.
 
     Of a hub id only the small files are downloaded. The default model is converted on its first use, as by
@@ -53,6 +58,7 @@ def read_shape(spec: str, *, dtype: str = "auto", trust_remote_code: bool = Fals
     Args:
         spec: as for `load_model`.
         dtype: as for `load_model`.
+        device: as for `load_model`.
         trust_remote_code: as for `load_model`.
 
     Raises:
@@ -60,7 +66,10 @@ def read_shape(spec: str, *, dtype: str = "auto", trust_remote_code: bool = Fals
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype: found '{dtype}', accepted are {', '.join(DTYPES)}")
-    return _read(spec, DTYPES[dtype], trust_remote_code, depth=0)
+    shape = _read(spec, DTYPES[dtype], trust_remote_code, depth=0)
+    if dtype == "auto":
+        widen(shape.model, pick_device(device))
+    return shape
 
 
 def _read(spec: str, dtype: torch.dtype | None, trust: bool, depth: int) -> ModelShape:
@@ -75,7 +84,8 @@ def _read(spec: str, dtype: torch.dtype | None, trust: bool, depth: int) -> Mode
     base = _read(adapter_base(place, spec), dtype, trust, depth + 1)
     with_own = (place / "tokenizer_config.json").is_file()
     tokenizer = _tokenizer(place, spec, trust) if with_own else base.tokenizer
-    return ModelShape(base.model, tokenizer, spec, 4 * sum(weight.numel() for weight in base.model.parameters()))
+    widest = 4 * sum(weight.numel() for weight in base.model.parameters())
+    return ModelShape(base.model, tokenizer, spec, widest, base.stored)
 
 
 def _make(place: Path, spec: str, dtype: torch.dtype | None, trust: bool, file: Path | None = None) -> ModelShape:
@@ -96,7 +106,8 @@ def _make(place: Path, spec: str, dtype: torch.dtype | None, trust: bool, file: 
         weight.numel() * (weight.element_size() if file is None else max(4, weight.element_size()))
         for weight in model.parameters()
     )
-    return ModelShape(model.eval(), _tokenizer(place, spec, trust, file), spec, widest)
+    stored = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    return ModelShape(model.eval(), _tokenizer(place, spec, trust, file), spec, widest, stored)
 
 
 def _tokenizer(place: Path, spec: str, trust: bool, file: Path | None = None) -> Any:

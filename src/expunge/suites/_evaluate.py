@@ -81,7 +81,7 @@ class EvaluateSettings:
         measure: how texts become tokens, and what is measured of them.
         rows: for parts of the data, which rows to take, such as {"forget": "0:100"}.
         split: which rows TOFU forgets, such as "forget10"; None: the only ones in the folder.
-        dtype: auto, float32, bfloat16 or float16.
+        dtype: auto (the checkpoint's, or float32 where the processor is slow in that), float32, bfloat16 or float16.
         device: where to run; None takes the accelerator if there is one.
         seed: of the bootstrap.
         resamples: of the bootstrap, 2 or more.

@@ -1,5 +1,6 @@
 """The run: configuration, the loop with its stopping rule, checkpoints, resumption, result."""
 
+from expunge.train._card import write_card
 from expunge.train._config import RunConfig
 from expunge.train._describe import describe
 from expunge.train._finetune import finetune
@@ -41,4 +42,5 @@ __all__ = [
     "request_of",
     "resume",
     "unlearn",
+    "write_card",
 ]

@@ -38,7 +38,7 @@ class RunConfig:
         tolerance: α, violation share at which training stops; None: the preset's, or from the holdout.
         holdout_probe: take this many forget examples out of training and probe on them, as the paper writes; 0: probe
             on examples that are trained on.
-        dtype: auto, float32, bfloat16 or float16.
+        dtype: auto (the checkpoint's, or float32 where the processor is slow in that), float32, bfloat16 or float16.
         device: cpu, cuda, mps; None: the GPU of this process, else MPS, else the CPU.
         threads: CPU threads; None: all cores this process may use.
         seed: of sampling, masks, adapters and probes.

@@ -127,7 +127,9 @@ def plan_run(config: RunConfig, *, assumed: bool = False) -> tuple[Plan, ModelSh
         UsageError: what `unlearn` would refuse so far.
     """
     read = None if assumed else read_data(config)
-    shape = read_shape(config.model, dtype=config.dtype, trust_remote_code=config.trust_remote_code)
+    shape = read_shape(
+        config.model, dtype=config.dtype, device=config.device, trust_remote_code=config.trust_remote_code
+    )
     check_vocabulary(shape.model, config)
     data = assumed_data(config) if read is None else encode_data(read, shape.tokenizer, config)
     return make_plan(config, shape, data), shape, data
@@ -295,12 +297,12 @@ class _Sums:
             held += sum(p.numel() * p.element_size() for p in self.trainable.masters.params)  # the weights before
         model = self.shape.bytes
         # On a CPU the pages of a file that is read count beside the weights that come of it.
-        read = model * (2 if self.device.type == "cpu" else 1)
+        read = model + (self.shape.stored if self.device.type == "cpu" else 0)
         widest = max(read, model + self.shape.widest) if self.device.type == "cpu" else read
         return {
             "load": widest,
             "train": held + self.gradients + self.step,
-            "save": held + read + self._merging(),
+            "save": held + read + self._merging() + self._narrowing(),
             "evaluate": max(read, model + self._looking()),
         }
 
@@ -308,7 +310,7 @@ class _Sums:
         """What is written where: the checkpoints, one of them being written, and the model beside the last."""
         state = self.masters or sum(m.numel() * m.element_size() for m in self.trainable.masters.masters)
         state += self.optimizer
-        model = self.gradients if self.config.adapter_only else self.shape.bytes
+        model = self.gradients if self.config.adapter_only else self.shape.stored
         needed = {str(out): max((KEPT + 1) * state, KEPT * state + model) + _SMALL_FILES}
         if self.spilled:
             folder = tempfile.gettempdir()
@@ -394,6 +396,12 @@ class _Sums:
                 adapted += 0 if self.config.adapter_only else weight.numel() * weight.element_size()
                 largest = max(largest, 12 * weight.numel())
         return adapted + largest
+
+    def _narrowing(self) -> int:
+        """What is saved, where it is of a narrower type than the model, and beside all weights their rounded values."""
+        if self.config.adapter_only or self.shape.stored == self.shape.bytes:
+            return 0
+        return self.shape.stored + (0 if self.recipe.lora else self.shape.bytes)
 
     def _looking(self) -> int:
         """Scoring and generating without gradient."""

@@ -35,6 +35,7 @@ from expunge.lm import (
     adapter_disabled,
     add_lora,
     default_targets,
+    is_widened,
     load_model,
     split_model,
 )
@@ -280,7 +281,7 @@ def make_trainable(model: Any, recipe: Recipe, seed: int) -> Trainable:
     else:
         model.requires_grad_(True)
         torch.manual_seed(seed)
-    masters = MasterWeights(model.parameters())
+    masters = MasterWeights(model.parameters(), widened=is_widened(model))
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     optimizer = make_optimizer(recipe, zip(names, masters.masters, strict=True))
     return Trainable(model, split_model(model), masters, optimizer, first, names)

@@ -57,6 +57,12 @@ def check_same(saved: dict[str, Any], loaded: LoadedModel, data: Data, source: s
                 f"resume: found {name} {_version(name)}, accepted is {saved['versions'].get(name)}, "
                 "with which the run was started"
             )
+    dtype = str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+    if saved.get("dtype", dtype) != dtype:
+        raise UsageError(
+            f"resume: this machine computes in {dtype}, accepted is one that computes in {saved['dtype']}, "
+            "as the run did"
+        )
     if saved["weights"] != loaded.fingerprint:
         raise UsageError(f"resume: the weights of {source} are not those the run was started with")
     now = data.counts()

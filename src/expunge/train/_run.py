@@ -26,7 +26,7 @@ from expunge.lm import (
 from expunge.objectives import MascSettings
 from expunge.stopping import left_over
 from expunge.train._arithmetic import base_weights, subtract_tuning
-from expunge.train._card import model_card
+from expunge.train._card import new_card, write_card
 from expunge.train._config import RunConfig
 from expunge.train._evaluate import Evaluation
 from expunge.train._folder import LOG, MODEL, RESULT, RunFolder
@@ -390,7 +390,7 @@ class _Run:
                 self.trainable.model,
                 self.loaded.tokenizer,
                 target,
-                card=model_card(self.config, self.masc, self.recipe, self.loop.state, self.loop.mean_violation),
+                card=new_card(self.config.model),
                 adapter_only=self.config.adapter_only,
                 probe_ids=self._probe_ids(),
                 base_logits=self.base_logits,
@@ -441,6 +441,7 @@ class _Run:
             notes=(*self.loaded.notes, *self.notes, *saved.warnings, *self._advice()),
             answers=self.evaluation.answers,
         )
+        write_card(self.folder.path, result=result.to_dict(texts=False))
         self.folder.write_json(RESULT, result.to_dict(texts=self.config.show_text))
         self.folder.checkpoints.drop()
         return result
