@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench reference clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test    lint, types, layers, tests and doctests"
 	@echo "make lint    the first three of these"
 	@echo "make bench   time and memory of the loss against plain full logits"
+	@echo "make reference  write docs/cli.md from the command line's parsers"
 	@echo "make clean   remove $(VENV), caches and built files (not runs/)"
 
 demo: $(VENV)/.installed
@@ -35,6 +36,9 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/head.py
+
+reference: $(VENV)/.installed
+	$(BIN)/python -m expunge.cli._reference >docs/cli.md
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from expunge.cli._parser import Parser
-from expunge.cli._show import console
+from expunge.cli._parser import Pairs, Parser
+from expunge.cli._show import ProgressLine, console
 from expunge.errors import RunError, UsageError
 from expunge.ledger import (
     Ledger,
@@ -30,6 +32,7 @@ examples:
   expunge ledger show deletions                         list the requests
   expunge ledger verify deletions                       check every byte
   expunge ledger verify deletions --request ticket-17 --model run/model
+  expunge ledger verify deletions --model run/model --measure forget.jsonl
   expunge ledger export deletions --request ticket-17 --out receipt.json
   expunge ledger verify receipt.json --public-key HEX   needs nothing else
   expunge ledger prove deletions --text-file mine.txt   is it in a request?
@@ -37,6 +40,8 @@ examples:
 exit code: 0 as it was written (prove: found); 1 changed (prove: not found);
 2 wrong input"""
 
+# Means of the same weights on two processors differ by less.
+_ROUNDED = 0.01
 _ACTIONS = {
     "add": "sign a finished run and add it",
     "show": "list the requests, or show one",
@@ -69,6 +74,10 @@ def add_ledger(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--receipt", metavar="FILE", nargs="+", default=[], help="receipts whose entries must be there")
     verify.add_argument("--public-key", metavar="HEX", help="key it must be signed with [the one it names]")
     verify.add_argument("--model", metavar="DIR", help="model that must be the one of --request, or of the newest")
+    verify.add_argument("--measure", metavar="FILE", help="what was forgotten: measure --model on it again and compare")
+    verify.add_argument(
+        "--columns", nargs="+", action=Pairs, metavar="OURS=THEIRS", help="names in that file [prompt, completion, …]"
+    )
     verify.add_argument("--text-file", metavar="FILE", help="text that the receipt must prove to have been in it")
     made["export"].add_argument("--out", metavar="FILE", help="receipt to write [standard output]")
     made["prove"].add_argument("--text-file", metavar="FILE", required=True, help="one example, or its answer")
@@ -124,6 +133,10 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    if arguments.measure is not None and arguments.model is None:
+        raise UsageError("measure: found no --model, accepted with it is the model to measure")
+    if arguments.columns is not None and arguments.measure is None:
+        raise UsageError("columns: found no --measure, accepted with it is the file they are in")
     if is_receipt(arguments.path):
         text = None if arguments.text_file is None else _read(arguments.text_file)
         receipt = read_receipt(arguments.path)
@@ -144,7 +157,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     if refused:
         raise UsageError(f"{refused[0]}: does not go with a {what}")
     model = _check_model(arguments.model, entry["fields"]) if found.ok and arguments.model and entry else None
-    return _tell(arguments, what, found, model)
+    measured = None
+    if model is not None and model[0] and entry is not None and arguments.measure is not None:
+        measured = _measure(arguments, entry["fields"])
+    return _tell(arguments, what, found, model, measured)
 
 
 def _check_model(folder: str, fields: dict[str, Any]) -> tuple[bool, str]:
@@ -159,12 +175,69 @@ def _check_model(folder: str, fields: dict[str, Any]) -> tuple[bool, str]:
     return False, f"the model is another than the one that request {fields['request']} ended with"
 
 
-def _tell(arguments: argparse.Namespace, what: str, found: Verification, model: tuple[bool, str] | None) -> int:
-    ok = found.ok and (model is None or model[0])
+@dataclass(frozen=True)
+class _Measured:
+    """What the model gives now beside what the entry says: name → (now, then)."""
+
+    pairs: dict[str, tuple[float | None, float | None]]
+
+    @property
+    def ok(self) -> bool:
+        return all(_alike(name, *pair) for name, pair in self.pairs.items())
+
+    def lines(self) -> list[str]:
+        shown = {name: [_number(value) for value in pair] for name, pair in self.pairs.items()}
+        texts = [f"{name} {now} (entry: {then})" for name, (now, then) in shown.items()]
+        wrong = [name for name, pair in self.pairs.items() if not _alike(name, *pair)]
+        result = f"DIFFERENT in {', '.join(wrong)}" if wrong else "as the entry says"
+        return [f"measured again: {', '.join(texts)}", f"the numbers are {result}"]
+
+
+def _measure(arguments: argparse.Namespace, fields: dict[str, Any]) -> _Measured:
+    from expunge.train import remeasure
+
+    config, then = fields["config"], fields["results"]["forget_after"]
+    with ProgressLine().showing() as line:
+        found = remeasure(
+            arguments.model,
+            arguments.measure,
+            config,
+            config["resolved_masc"],
+            columns=arguments.columns,
+            progress=line,
+        )
+    now = dataclasses.asdict(found.summary)
+    pairs = {name: (now[name], then[name]) for name in ("examples", "probability", "exact", "violation")}
+    if found.left is not None:
+        pairs["left"] = (found.left, fields["results"]["left"])
+    return _Measured(pairs)
+
+
+def _alike(name: str, now: float | None, then: float | None) -> bool:
+    """Counts are equal; means may differ by what another processor rounds otherwise."""
+    if now is None or then is None:
+        return now is then
+    return now == then if name in ("examples", "left") else abs(now - then) <= _ROUNDED
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    what: str,
+    found: Verification,
+    model: tuple[bool, str] | None,
+    measured: _Measured | None,
+) -> int:
+    ok = found.ok and (model is None or model[0]) and (measured is None or measured.ok)
     if arguments.json:
         problems = [{"line": one.line, "field": one.field, "text": one.text} for one in found.problems]
         values = {"ok": ok, "problems": problems, "entries": found.entries, "head": found.head}
-        _print_json(values | {"public_key": found.public_key, "model": None if model is None else model[1]})
+        values |= {"public_key": found.public_key, "model": None if model is None else model[1]}
+        again = None if measured is None else {name: list(pair) for name, pair in measured.pairs.items()}
+        _print_json(values | {"measured": again})
         return 0 if ok else 1
     out = console()
     for problem in found.problems:
@@ -179,6 +252,8 @@ def _tell(arguments: argparse.Namespace, what: str, found: Verification, model: 
         out.print(f"{what}: CHANGED ({len(found.problems)} found)", markup=False)
     if model is not None:
         out.print(model[1], markup=False, soft_wrap=True)
+    for line in [] if measured is None else measured.lines():
+        out.print(line, markup=False, soft_wrap=True)
     return 0 if ok else 1
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from expunge.cli._parser import Pairs
 from expunge.errors import UsageError
 from expunge.objectives import NAMED_METHODS
 from expunge.optim import RULES
@@ -110,7 +111,7 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any, text: str) -> Non
         group.add_argument(flag, type=lambda value: tuple(value.split(",")), metavar="NAME,NAME", help=text)
     elif dict[str, str] in members:
         metavar = "OURS=THEIRS" if field.name == "columns" else "NAME=VALUE"
-        group.add_argument(flag, nargs="+", action=_Pairs, metavar=metavar, help=text)
+        group.add_argument(flag, nargs="+", action=Pairs, metavar=metavar, help=text)
     else:
         kind = str if str in members else next(member for member in members if member in (int, float))
         metavar = _METAVARS.get(field.name, {int: "N", float: "X", str: "TEXT"}[kind])
@@ -134,18 +135,6 @@ def reader(kind: type) -> Any:
 def read_template(text: str) -> str:
     r"""A shell passes on the two characters `\n` where a new line is meant."""
     return text.replace("\\n", "\n")
-
-
-class _Pairs(argparse.Action):
-    """`prompt=Frage completion=Antwort` → a mapping."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        pairs = [value.partition("=") for value in values]
-        wrong = [value for value, pair in zip(values, pairs, strict=True) if not pair[1] or not pair[0] or not pair[2]]
-        if wrong:
-            example = "prompt=Question" if self.dest == "columns" else "beta=0.1"
-            parser.error(f"{option}: found {wrong[0]!r}, accepted is {self.metavar}, such as {example}")
-        setattr(namespace, self.dest, {name: value for name, _, value in pairs})
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

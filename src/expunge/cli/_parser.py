@@ -39,6 +39,18 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, text)
 
 
+class Pairs(argparse.Action):
+    """`prompt=Frage completion=Antwort` → a mapping."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        pairs = [value.partition("=") for value in values]
+        wrong = [value for value, pair in zip(values, pairs, strict=True) if not pair[1] or not pair[0] or not pair[2]]
+        if wrong:
+            example = "prompt=Question" if self.dest == "columns" else "beta=0.1"
+            parser.error(f"{option}: found {wrong[0]!r}, accepted is {self.metavar}, such as {example}")
+        setattr(namespace, self.dest, {name: value for name, _, value in pairs})
+
+
 def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """All positionals and options of a parser, then those of its subcommands."""
     yield from parser._actions

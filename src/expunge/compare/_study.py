@@ -179,8 +179,11 @@ def read_study(path: str | Path, settings: Mapping[str, str] | None = None) -> S
         UsageError: names what is wrong, and the closest name where one is unknown.
     """
     source = read_file(path)
-    mapping("file", source, _KEYS)
-    return parse_study(fill(source, settings or {}), name=Path(path).stem, source=source)
+    try:
+        mapping("file", source, _KEYS)
+        return parse_study(fill(source, settings or {}), name=Path(path).stem, source=source)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def parse_study(values: Mapping[str, Any], *, name: str, source: Mapping[str, Any] | None = None) -> Study:

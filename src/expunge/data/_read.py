@@ -165,7 +165,13 @@ def _text_rows(text: str, ending: str, where: str) -> list[object]:
                 raise
     elif ending in (".json", ".jsonl", ".ndjson"):
         raise UsageError(f"{where}: line {_first_line(text)} is not JSON")
-    return _csv_rows(text, ending, where)
+    try:
+        return _csv_rows(text, ending, where)
+    except UsageError as error:
+        if ending in _FILE_ENDINGS:
+            raise
+        # The name says nothing, and the content was no JSON: it may be anything.
+        raise UsageError(f"{error}, if it is a table; accepted are {FORMATS}") from None
 
 
 def _first_line(text: str) -> int:

@@ -11,6 +11,7 @@ from expunge.train._options import OPTION_GROUPS, OptionGroup, config_from_optio
 from expunge.train._plan import Plan, check_plan, plan_run
 from expunge.train._progress import Progress
 from expunge.train._recipe import RECIPES, Recipe
+from expunge.train._remeasure import Measured, remeasure
 from expunge.train._result import Answer, Summary, UnlearnResult
 from expunge.train._run import InterruptedRun, finished, request_of, resume, unlearn
 from expunge.train._state import LoopState, StepReport
@@ -21,6 +22,7 @@ __all__ = [
     "Answer",
     "InterruptedRun",
     "LoopState",
+    "Measured",
     "OptionGroup",
     "Plan",
     "Progress",
@@ -39,6 +41,7 @@ __all__ = [
     "finished",
     "option_types",
     "plan_run",
+    "remeasure",
     "request_of",
     "resume",
     "unlearn",
