@@ -50,9 +50,7 @@ def write_parts(data: Path, folder: Path) -> dict[str, str]:
 
 def measure(model: str, data: Path) -> dict[str, float | None]:
     """Forget efficacy, utility of the retain rows and of all splits, and OVR of a model."""
-    settings = EvaluateSettings(
-        measure=MeasureSettings(max_new_tokens=60), rows=ROWS, split="forget10", resamples=2, dtype="bfloat16"
-    )
+    settings = EvaluateSettings(measure=MeasureSettings(max_new_tokens=60), rows=ROWS, split="forget10", resamples=2)
     found = evaluate(model, "tofu", data, settings=settings)
     values = [found.metric(name).value for name in RETAIN_PARTS]
     utility = statistics.harmonic_mean([value or 0.0 for value in values])

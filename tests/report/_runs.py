@@ -79,7 +79,7 @@ def write_run(folder, *, tokens=True, finished=True, ids=None, log=True, **chang
 
 
 def run(folder, **options):
-    reading = {name: options.pop(name) for name in ("name", "hashes", "evaluation") if name in options}
+    reading = {name: options.pop(name) for name in ("name", "hashes", "evaluation", "stress") if name in options}
     return read_run(write_run(folder, **options), **reading)
 
 
@@ -101,4 +101,18 @@ def write_evaluation(folder):
     metrics = [metric | {"reference": 0.22, "reason": None, "note": None}]
     metrics += [missing | {"reference": None, "reason": f"no holdout {EVIL}", "note": None}]
     (folder / "evaluation.json").write_text(json.dumps({"suite": "mine", "metrics": metrics, "flags": [], "notes": []}))
+    return folder
+
+
+def write_stress(folder, fingerprint="b" * 64):
+    """Rows as `expunge stress` leaves them."""
+    folder.mkdir(parents=True)
+    row = {"test": "relearn", "setting": "4 rows, 10 steps: others", "metric": "forget_rouge_l", "before": 0.2}
+    row |= {"after": 0.45, "change": 0.25, "interval": [0.15, 0.35], "n": 4, "retrained": 0.3, "original": 0.98}
+    row |= {"recovered": 0.25 / 0.78, "better": "reference", "reason": None, "recovered_reason": None}
+    less = row | {"test": "int4", "setting": "", "after": 0.18, "change": -0.02, "recovered": -0.02 / 0.78}
+    missing = row | dict.fromkeys(("before", "after", "change", "interval", "retrained", "original", "recovered"))
+    missing |= {"test": "int8", "setting": "", "reason": f"no library {EVIL}"}
+    values = {"suite": "mine", "rows": [less, missing, row], "stamp": {"fingerprint": fingerprint}}
+    (folder / "stress.json").write_text(json.dumps(values))
     return folder

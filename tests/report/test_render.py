@@ -4,9 +4,10 @@ import re
 
 import pytest
 from tests.report._html import Page
-from tests.report._runs import EVIL, run, write_evaluation
+from tests.report._runs import EVIL, run, write_evaluation, write_run, write_stress
 
-from expunge.report import MAX_BYTES, render_report
+from expunge.errors import UsageError
+from expunge.report import MAX_BYTES, read_run, render_report
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +132,30 @@ def test_an_evaluation_is_shown_with_its_reasons(tmp_path):
     assert "forget_rouge_l 0.250 0.200 to 0.300 0.220 ↓ lower 4" in page.words
     assert "privleak not measured" in page.words
     assert "no holdout <script>" in page.words
+
+
+def test_stress_tests_are_shown_with_what_came_back(tmp_path, page):
+    found = Page(render_report(run(tmp_path / "run", stress=write_stress(tmp_path / "found"))))
+    assert found.wrong == []
+    assert "At most 32.1 % of what was forgotten came back: forget_rouge_l under relearn 4 rows, 10 steps: others." in (
+        found.words
+    )
+    assert "0.200 → 0.450 +0.250 0.150 to 0.350 32.1 % 0.980 0.300" in found.words
+    assert "−2.6 %" in found.words
+    assert "int8 forget_rouge_l not measured no library <script>" in found.words
+    assert "came back" not in page.split('<section id="definitions"')[0]
+
+
+def test_stress_tests_in_the_run_folder_are_found(tmp_path):
+    write_run(tmp_path / "run")
+    write_stress(tmp_path / "run" / "stress")
+    assert "came back: forget_rouge_l" in Page(render_report(read_run(tmp_path / "run"))).words
+
+
+def test_results_of_another_model_are_refused(tmp_path):
+    write_run(tmp_path / "run")
+    other = write_stress(tmp_path / "other", fingerprint="c" * 64)
+    with pytest.raises(UsageError, match=r"stress: .* is of another model"):
+        read_run(tmp_path / "run", stress=other)
+    with pytest.raises(UsageError, match=r"stress: found no stress\.json"):
+        read_run(tmp_path / "run", stress=tmp_path)

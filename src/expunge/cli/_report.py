@@ -31,6 +31,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluation", metavar="DIR", help="results of `expunge evaluate` for the run [RUN/evaluation]"
     )
+    parser.add_argument("--stress", metavar="DIR", help="results of `expunge stress` for the run [RUN/stress]")
     parser.add_argument("--ledger", metavar="PATH", help="ledger with the run's request: shows its keyed hashes")
     parser.add_argument("--request", metavar="ID", help="name or number of that request [the newest]")
     parser.add_argument(
@@ -42,7 +43,9 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run_report(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit code."""
     several = len(arguments.runs) > 1
-    single = {"show-text": arguments.show_text, "evaluation": arguments.evaluation, "ledger": arguments.ledger}
+    single = {"show-text": arguments.show_text, "ledger": arguments.ledger}
+    measured = {"evaluation": arguments.evaluation, "stress": arguments.stress}
+    single |= measured
     wrong = [name for name, value in single.items() if value] if several else []
     wrong += ["retrained"] if arguments.retrained and not several else []
     wrong += ["request"] if arguments.request and not arguments.ledger else []
@@ -57,7 +60,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         page = write_comparison(runs, arguments.out, retrained=star)
     else:
         hashes = None if arguments.ledger is None else _hashes(arguments.ledger, arguments.request)
-        options = {"show_text": arguments.show_text, "evaluation": arguments.evaluation, "hashes": hashes}
+        options = {"show_text": arguments.show_text, "hashes": hashes, **measured}
         page = write_report(arguments.runs[0], arguments.out, **options)
     size = page.stat().st_size
     if arguments.json:

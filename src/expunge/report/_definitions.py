@@ -135,5 +135,16 @@ DEFINITIONS = (
         "utility kept",
         "Mean probability of the answers to keep after the run, as a share of what it was before.",
     ),
+    Definition(
+        "recovered",
+        "came back",
+        "Of what the run took away, the share that a test brings back: 0 nothing, 1 all of it. "
+        "Needs the original model's value.",
+        _math(
+            f"<mfrac><mrow>{_i('under')}{_o('−')}{_i('without')}</mrow><mrow>{_i('original')}{_o('−')}{_i('without')}"
+            f"</mrow></mfrac>",
+            "(under the test - without) / (original - without)",
+        ),
+    ),
     Definition("interval", "95 % interval", "Percentiles of the mean over resampled examples (bootstrap)."),
 )

@@ -28,6 +28,7 @@ class RunData:
         tables: score tables that are there, by name ("forget-after"), as columns.
         tokens: token tables that are there, by "before" and "after", as columns with a list a row.
         evaluation: `evaluation.json` of `expunge evaluate`; None: not evaluated.
+        stress: `stress.json` of `expunge stress`; None: not tested.
         texts: of the forget rows; None: not to be shown.
         hashes: keyed hash of each forget record, as in a ledger; None: not known.
     """
@@ -39,6 +40,7 @@ class RunData:
     tables: Mapping[str, Columns] = field(default_factory=dict)
     tokens: Mapping[str, Columns] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
+    stress: Mapping[str, Any] | None = None
     texts: Sequence[RowText] | None = field(default=None, repr=False)
     hashes: Sequence[str] | None = None
 
@@ -70,6 +72,7 @@ def read_run(
     name: str | None = None,
     show_text: bool = False,
     evaluation: str | Path | None = None,
+    stress: str | Path | None = None,
     hashes: Sequence[str] | None = None,
 ) -> RunData:
     """Read what is in a run folder.
@@ -79,10 +82,11 @@ def read_run(
         name: of the run; None: the folder's.
         show_text: also read the texts to forget, and the tokenizer in the saved model.
         evaluation: folder `expunge evaluate` wrote for the saved model; None: the run folder's own `evaluation`.
+        stress: folder `expunge stress` wrote for the saved model; None: the run folder's own `stress`.
         hashes: keyed hash of each forget record, as in a ledger.
 
     Raises:
-        UsageError: it is no run folder, or a file in it cannot be read.
+        UsageError: it is no run folder, a file in it cannot be read, or results are of another model.
     """
     place = Path(folder).expanduser()
     run = read_json(place / "run.json")
@@ -90,19 +94,20 @@ def read_run(
         raise UsageError(f"{place}: found no run.json, accepted is the folder of a run")
     scores = place / "scores"
     named = {table: scores / f"{table}.parquet" for table in TABLES}
-    found = place / "evaluation" if evaluation is None else Path(evaluation).expanduser()
-    evaluated = read_json(found / "evaluation.json")
-    if evaluation is not None and evaluated is None:
-        raise UsageError(f"evaluation: found no evaluation.json in {found}, accepted is what `expunge evaluate` wrote")
+    result = read_json(place / "result.json")
+    after = None if result is None else result.get("fingerprint")
+    evaluated = _measured(place, "evaluation", "evaluate", evaluation, after)
+    stressed = _measured(place, "stress", "stress", stress, after)
     lists = {when: scores / f"forget-{when}-tokens.parquet" for when in ("before", "after")}
     return RunData(
         name=name or place.resolve().name,
         run=run,
-        result=read_json(place / "result.json"),
+        result=result,
         log=_read_log(place / "log.jsonl"),
         tables={table: read_columns(path) for table, path in named.items() if path.is_file()},
         tokens={when: read_columns(path) for when, path in lists.items() if path.is_file()},
         evaluation=evaluated,
+        stress=stressed,
         texts=token_texts(run, place) if show_text else None,
         hashes=hashes,
     )
@@ -127,6 +132,22 @@ def read_point(folder: str | Path, name: str) -> Point:
     if means["forget"] is None and means["retain"] is None:
         raise UsageError(f"{name}: found no score table in {scores}, accepted is the folder of an evaluation or a run")
     return Point(name, means["forget"], means["retain"])
+
+
+def _measured(
+    place: Path, name: str, command: str, given: str | Path | None, fingerprint: str | None
+) -> dict[str, Any] | None:
+    """What another command found of the run's model: where it was told, or in the run's folder."""
+    folder = place / name if given is None else Path(given).expanduser()
+    found = read_json(folder / f"{name}.json")
+    if found is None:
+        if given is not None:
+            raise UsageError(f"{name}: found no {name}.json in {folder}, accepted is what `expunge {command}` wrote")
+        return None
+    theirs = (found.get("stamp") or {}).get("fingerprint")
+    if theirs is not None and fingerprint is not None and theirs != fingerprint:
+        raise UsageError(f"{name}: {folder} is of another model, accepted is one of the model in {place}")
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expunge.metrics import SHARE_UP, Bootstrap, mean_metric
-from expunge.report._numbers import MISSING, cut, number, percent, seconds, share
+from expunge.report._numbers import MISSING, cut, number, percent, seconds, share, signed
 from expunge.report._read import RunData, probabilities
 
 _WORK = ("calibrate", "reference", "train")
@@ -174,6 +174,38 @@ def evaluation_rows(run: RunData) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def stress_rows(run: RunData) -> list[dict[str, Any]]:
+    """Rows of the table of stress tests, in their order."""
+    rows = []
+    for row in (run.stress or {}).get("rows", ()):
+        interval, back = row.get("interval"), number(row.get("recovered"))
+        rows.append(
+            {
+                "test": cut(row.get("test", ""), 40),
+                "setting": cut(row.get("setting", ""), 60),
+                "metric": cut(row.get("metric", ""), 60),
+                **{name: _plain(number(row.get(name))) for name in ("before", "after", "original", "retrained")},
+                "change": None if row.get("change") is None else signed(f"{row['change']:+.3f}"),
+                "interval": None if not interval else f"{_plain(interval[0])} to {_plain(interval[1])}",
+                "recovered": None if back is None else percent(back),
+                "bar": None if back is None else min(max(back, 0.0), 1.0),
+                "why": cut(row.get("reason") or "", 160),
+            }
+        )
+    return rows
+
+
+def stress_sentence(run: RunData) -> str | None:
+    """The most that came back under any test, of what was to be forgotten; None where no share was measured."""
+    found = [row for row in (run.stress or {}).get("rows", ()) if number(row.get("recovered")) is not None]
+    if not found:
+        return None
+    worst = max(found, key=lambda row: row["recovered"])
+    where = " ".join(part for part in (cut(worst["test"], 40), cut(worst.get("setting") or "", 60)) if part)
+    share_back = percent(max(0.0, worst["recovered"]))
+    return f"At most {share_back} of what was forgotten came back: {cut(worst['metric'], 60)} under {where}."
 
 
 def _plain(value: float | None) -> str:
