@@ -14,7 +14,7 @@ from expunge.cli._parser import Pairs
 from expunge.errors import UsageError
 from expunge.objectives import NAMED_METHODS
 from expunge.optim import RULES
-from expunge.train import OPTION_GROUPS, RECIPES, RunConfig, config_from_options, option_types
+from expunge.train import OPTION_GROUPS, RECIPES, TRACKERS, RunConfig, config_from_options, option_types
 
 _METAVARS = {
     "forget": "FILE",
@@ -24,6 +24,7 @@ _METAVARS = {
     "method": "NAME",
     "preset": "NAME",
     "dtype": "NAME",
+    "track": "NAME",
     "device": "NAME",
 }
 
@@ -34,6 +35,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "weighting": ("fixed", "primal-dual"),
     "preset": tuple(RECIPES),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "track": TRACKERS,
     "update": ("joint", "alternate"),
     "optimizer": ("adamw", "dualoptim", "dualoptim+"),
     "optimizer_rule": tuple(RULES),

@@ -15,10 +15,12 @@ from expunge.train._remeasure import Measured, remeasure
 from expunge.train._result import Answer, Summary, UnlearnResult
 from expunge.train._run import InterruptedRun, finished, request_of, resume, unlearn
 from expunge.train._state import LoopState, StepReport
+from expunge.train._track import TRACKERS
 
 __all__ = [
     "OPTION_GROUPS",
     "RECIPES",
+    "TRACKERS",
     "Answer",
     "InterruptedRun",
     "LoopState",

@@ -11,6 +11,7 @@ from expunge.errors import UsageError
 from expunge.objectives import MascSettings, MethodSpec, parse_method, preset
 from expunge.train._checks import flag, number, one_of, text, whole
 from expunge.train._recipe import RECIPES, Recipe, base_recipe
+from expunge.train._track import TRACKERS
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class RunConfig:
         checkpoint_every: updates between checkpoints.
         show_text: write texts to forget into the results (never otherwise).
         plan_check: refuse a run that needs more memory or disk than there is, before work starts.
+        track: tensorboard, wandb, trackio or mlflow: send the log's numbers there, too; None: nowhere.
     """
 
     model: str
@@ -92,6 +94,7 @@ class RunConfig:
     checkpoint_every: int = 50
     show_text: bool = False
     plan_check: bool = True
+    track: str | None = None
 
     def __post_init__(self) -> None:
         """Check every value that can be checked without the files."""
@@ -117,6 +120,8 @@ class RunConfig:
         _ = self.spec
         if self.stop is not None:
             one_of("stop", self.stop, ("rule", "budget"))
+        if self.track is not None:
+            one_of("track", self.track, TRACKERS)
         one_of("weighting", self.weighting, ("fixed", "primal-dual"))
         number("dual_step", self.dual_step, lambda v: v > 0, "a number above 0")
         if self.retain_limit is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ class RunLog:
     Args:
         path: the file; made on the first event.
         keep: bytes of an existing file to keep; what follows was written after the checkpoint that is resumed.
+        listener: told of every event after it was written.
     """
 
-    def __init__(self, path: Path, keep: int = 0) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, keep: int = 0, *, listener: Callable[[str, Mapping[str, Any]], None] | None = None
+    ) -> None:
+        self.path, self.listener = path, listener
         if path.exists() or keep:
             with path.open("ab") as file:
                 file.truncate(min(keep, file.tell()))
@@ -55,6 +59,8 @@ class RunLog:
                 file.write(line + "\n")
         except OSError as error:
             raise RunError(f"log: cannot write {self.path}: {error.strerror}") from None
+        if self.listener is not None:
+            self.listener(event, values)
 
 
 def plain(value: Any) -> Any:

@@ -45,6 +45,7 @@ from expunge.train._progress import Progress, Watch
 from expunge.train._record import check_same, describe_run
 from expunge.train._result import Summary, UnlearnResult
 from expunge.train._state import StepError, StepReport
+from expunge.train._track import Tracker, check_tracker, result_numbers
 
 
 class InterruptedRun(RunError):
@@ -177,6 +178,7 @@ class _Run:
 
     def start(self, request: Mapping[str, str] | None) -> UnlearnResult:
         self.folder.check_free()
+        check_tracker(self.config.track)
         self._load()
         source = self._calibrate()
         self.run_info = describe_run(self.config, self.masc, source, self.loaded, self.data)
@@ -188,6 +190,7 @@ class _Run:
     def go_on(self, folder: RunFolder, saved: dict[str, Any]) -> UnlearnResult:
         self.folder, self.run_info = folder, saved
         self.masc = MascSettings(**saved["resolved_masc"])
+        check_tracker(self.config.track)
         with folder.held():
             self._load()
             check_same(saved, self.loaded, self.data, self.config.model)
@@ -196,7 +199,11 @@ class _Run:
 
     def _go(self, state: dict[str, Any] | None) -> UnlearnResult:
         """From the beginning, or from where a checkpoint was taken."""
-        log = RunLog(self.folder.path / LOG, keep=state["log"] if state else 0)
+        with self._tracking() as tracker:
+            return self._run(state, tracker)
+
+    def _run(self, state: dict[str, Any] | None, tracker: Tracker | None) -> UnlearnResult:
+        log = RunLog(self.folder.path / LOG, keep=state["log"] if state else 0, listener=tracker)
         if state is None:
             log.write("plan", **self.plan.to_dict())
             log.write("start", tolerance=self.masc.tolerance, tolerance_source=self.run_info["tolerance_source"])
@@ -210,7 +217,20 @@ class _Run:
         else:
             self.loop.load_state_dict(state["run"])
             self.seconds.update(state["seconds"])
-        return self._finish(before)
+        result = self._finish(before, [] if tracker is None else tracker.notes)
+        if tracker is not None:
+            tracker("result", result_numbers(result))
+        return result
+
+    @contextlib.contextmanager
+    def _tracking(self) -> Iterator[Tracker | None]:
+        name = self.config.track
+        tracker = None if name is None else Tracker(name, self.folder.path, self.config.to_dict())
+        try:
+            yield tracker
+        finally:
+            if tracker is not None:
+                tracker.finish()
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
@@ -340,7 +360,7 @@ class _Run:
         with self._stage("reference"):
             self.runner.keep_reference(self.references, count)
 
-    def _finish(self, before: dict[str, Summary | None]) -> UnlearnResult:
+    def _finish(self, before: dict[str, Summary | None], said: list[str]) -> UnlearnResult:
         started, spent = time.monotonic(), self.seconds.get("train", 0.0)
 
         def note() -> None:
@@ -371,7 +391,9 @@ class _Run:
         if self.config.spec.kind == "weights":
             self._subtract()
             note()
-        return self._conclude(before, self._save())
+        saved = self._save()
+        self.notes += said
+        return self._conclude(before, saved)
 
     def _subtract(self) -> None:
         """Task arithmetic: take what tuning on the forget examples changed off the weights."""
