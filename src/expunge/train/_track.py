@@ -14,6 +14,8 @@ from expunge._files import shown_model
 from expunge.errors import UsageError
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+# The others have no course, and a plan names folders.
+_EVENTS = ("step", "look", "measure", "result")
 # Places, and what may hold words of the data.
 _UNTOLD = ("forget", "retain", "holdout", "out", "refusals", "columns", "template", "system", "track")
 
@@ -57,7 +59,7 @@ class Tracker:
 
     def __call__(self, event: str, values: Mapping[str, Any]) -> None:
         """Send the numbers of an event of the log."""
-        if self._tracker is None:
+        if self._tracker is None or event not in _EVENTS:
             return
         found = numbers(event, values)
         if found:
