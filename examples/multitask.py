@@ -9,7 +9,6 @@ directions; they take turns, as forget and retain do in unlearning. Each scheme 
 and is shown with the one whose final loss, the mean over the tasks, is lowest.
 """
 
-# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse

@@ -22,6 +22,7 @@ PUBLIC = {
     "UnlearnResult",
     "UsageError",
     "__version__",
+    "evaluate",
     "generate",
     "load_model",
     "read_records",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from expunge.errors import ExpungeError, RunError, UsageError
     from expunge.lm import load_model
     from expunge.scoring import generate, score
+    from expunge.suites import evaluate
     from expunge.train import RunConfig, UnlearnResult
 
     __version__: str
@@ -23,6 +24,7 @@ _NAMES = {
     "RunError": "expunge.errors",
     "UnlearnResult": "expunge.train",
     "UsageError": "expunge.errors",
+    "evaluate": "expunge.suites",
     "generate": "expunge.scoring",
     "load_model": "expunge.lm",
     "read_records": "expunge.data",
@@ -38,6 +40,7 @@ __all__ = [
     "UnlearnResult",
     "UsageError",
     "__version__",
+    "evaluate",
     "generate",
     "load_model",
     "read_records",
