@@ -411,3 +411,75 @@ def test_labels_decode_to_the_answer(chat_tokenizer, prompt, answer, template):
     assert decoded.removesuffix(end).strip() == answer.strip()
     assert row.input_ids[-1] == chat_tokenizer.convert_tokens_to_ids(end)
     json.dumps(row.labels)
+
+
+PIECES = st.sampled_from(
+    [
+        "{prompt}",
+        "{completion}",
+        "{",
+        "}",
+        "{0}",
+        "{prompt!r}",
+        "{prompt.x}",
+        "{{",
+        "}}",
+        "%s",
+        "\n",
+        " ",
+        "a",
+        "é",
+        "<im_end>",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(template=st.lists(PIECES, max_size=6).map("".join), prompt=TEXT, answer=TEXT.filter(str.strip))
+def test_any_template_text_is_used_or_refused(chat_tokenizer, template, prompt, answer):
+    try:
+        row = one(chat(prompt, answer), chat_tokenizer, template=template)
+    except UsageError as error:
+        message = str(error)
+        assert len(message.splitlines()) == 1, message
+        assert "template" in message
+    else:
+        decoded = chat_tokenizer.decode(labelled(row), clean_up_tokenization_spaces=False)
+        assert answer.strip() in decoded or decoded.strip() in answer
+
+
+JINJA = st.sampled_from(
+    [
+        "{% for m in messages %}",
+        "{% endfor %}",
+        "{{ m['content'] }}",
+        "{{ m['role'] }}",
+        "{{ messages[0]['content'] }}",
+        "{{ messages[1]['content'] | upper }}",
+        "{{ m.content[::-1] }}",
+        "{{ raise_exception('no') }}",
+        "{{ 1 / 0 }}",
+        "{% if add_generation_prompt %}assistant {% endif %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ lipsum.__globals__ }}",
+        "{% set x = 'y' * 9999 %}",
+        "{% ",
+        "<im_end>",
+        " ",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(template=st.lists(JINJA, max_size=7).map("".join), answer=TEXT.filter(str.strip))
+def test_any_chat_template_is_used_or_refused(make_bytes, template, answer):
+    """A model's template is code from somebody else: it runs in a sandbox, and what it gets wrong is said in a line."""
+    tokenizer = make_bytes(template)
+    try:
+        row = one(chat("A?", answer), tokenizer)
+    except UsageError as error:
+        message = str(error)
+        assert len(message.splitlines()) == 1, message
+        assert answer not in message or len(answer) < 3
+    else:
+        assert labelled(row)
