@@ -33,6 +33,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/licences.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/head.py
