@@ -109,6 +109,8 @@ def _add(group: Any, field: dataclasses.Field[Any], hint: Any, text: str) -> Non
     elif field.name in ("cut", "betas", "base_betas"):
         names = ("LOW", "HIGH") if field.name == "cut" else ("FIRST", "SECOND")
         group.add_argument(flag, nargs=2, type=reader(float), metavar=names, help=text)
+    elif field.name == "earlier":
+        group.add_argument(flag, nargs="+", metavar="FILE", help=text.removesuffix(" [()]"))
     elif field.name == "targets":
         group.add_argument(flag, type=lambda value: tuple(value.split(",")), metavar="NAME,NAME", help=text)
     elif dict[str, str] in members:

@@ -101,10 +101,12 @@ def result_table(result: UnlearnResult) -> Table:
     table.add_column("")
     for column in ("probability", "exact match", "violation", "ROUGE-L"):
         table.add_column(column, justify="right")
-    pairs = (
+    pairs: tuple[tuple[str, Summary | None, Summary | None], ...] = (
         ("forget", result.forget_before, result.forget_after),
         ("retain", result.retain_before, result.retain_after),
     )
+    if (earlier := result.earlier) is not None:
+        pairs += (("earlier", earlier.before, earlier.after),)
     for name, before, after in pairs:
         if before is not None and after is not None:
             table.add_row(f"{name} ({before.examples}) before", *_numbers(before))

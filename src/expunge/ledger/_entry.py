@@ -87,7 +87,7 @@ def _entry(place: Path, run: dict[str, Any], result: dict[str, Any], request: st
     expected = run["data"]["forget"]["records"]
     if len(rows) != expected:
         raise UsageError(f"forget: {source} has {len(rows)} rows, accepted are the {expected} of the run")
-    counts = {name: _counts(run["data"].get(name)) for name in ("forget", "retain", "holdout")}
+    counts = {name: _counts(run["data"].get(name)) for name in ("forget", "retain", "holdout", "earlier")}
     return Entry(
         request=request,
         versions=run["versions"],
@@ -137,7 +137,7 @@ def _counts(part: Mapping[str, Any] | None) -> dict[str, int] | None:
 
 
 def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in config.items() if name not in (*_PLACES, "columns")}
+    kept = {name: value for name, value in config.items() if name not in (*_PLACES, "earlier", "columns")}
     places = {name: config[name] for name in _PLACES if isinstance(config.get(name), str)}
     return kept | {name: shown_model(value) if name == "model" else Path(value).name for name, value in places.items()}
 

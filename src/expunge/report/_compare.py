@@ -147,6 +147,8 @@ def _flat(run: RunData) -> dict[str, str]:
     for group in _GROUPS:
         found |= dict(config.pop(group, None) or {})
     found |= dict(run.run.get("resolved_masc") or {})
-    found |= {name: value for name, value in config.items() if name not in ("out", "forget", "retain", "holdout")}
+    found |= {
+        name: value for name, value in config.items() if name not in ("out", "forget", "retain", "holdout", "earlier")
+    }
     found |= {"model": str(config.get("model", "")).rstrip("/").rsplit("/", 1)[-1]}
     return {name: "none" if value is None else cut(value, 80) for name, value in found.items()}

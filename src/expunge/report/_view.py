@@ -241,7 +241,7 @@ def settings(run: RunData) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 # Folders of somebody's machine, and what the first group has.
-_PLACES = ("model", "forget", "retain", "holdout", "out", "method", "preset")
+_PLACES = ("model", "forget", "retain", "holdout", "earlier", "out", "method", "preset")
 
 
 def _value(value: Any) -> str:
@@ -256,4 +256,9 @@ def notes(run: RunData) -> list[str]:
     """What the user should know."""
     found = [*(run.run.get("notes") or ()), *((run.result or {}).get("notes") or ())]
     found += list((run.evaluation or {}).get("flags") or ())
+    earlier = (run.result or {}).get("earlier")
+    if earlier:
+        means = " → ".join(share(number((earlier.get(when) or {}).get("violation"))) for when in ("before", "after"))
+        count, back = (earlier.get("after") or {}).get("examples"), len(earlier.get("back") or ())
+        found.append(f"{count} examples of earlier requests: mean violation {means}, {back or 'none'} known again")
     return [cut(note, 400) for note in dict.fromkeys(found)]

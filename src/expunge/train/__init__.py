@@ -12,7 +12,7 @@ from expunge.train._plan import Plan, check_plan, plan_run
 from expunge.train._progress import Progress
 from expunge.train._recipe import RECIPES, Recipe
 from expunge.train._remeasure import Measured, remeasure
-from expunge.train._result import Answer, Summary, UnlearnResult
+from expunge.train._result import Answer, Earlier, Summary, UnlearnResult
 from expunge.train._run import InterruptedRun, finished, request_of, resume, unlearn
 from expunge.train._state import LoopState, StepReport
 from expunge.train._track import TRACKERS
@@ -22,6 +22,7 @@ __all__ = [
     "RECIPES",
     "TRACKERS",
     "Answer",
+    "Earlier",
     "InterruptedRun",
     "LoopState",
     "Measured",

@@ -17,7 +17,7 @@ from expunge.train._recipe import Recipe
 CARD = "README.md"
 _BEGIN, _END = "<!-- expunge: made by `expunge card`, replaced when it runs again -->", "<!-- /expunge -->"
 _MEANS = {"probability": "probability", "exact": "exact match", "violation": "violation", "rouge_l": "ROUGE-L recall"}
-_PARTS = ("forget_before", "forget_after", "retain_before", "retain_after")
+_PARTS = ("forget_before", "forget_after", "retain_before", "retain_after", "earlier_before", "earlier_after")
 
 
 def new_card(model: str) -> str:
@@ -120,7 +120,9 @@ def _method(config: RunConfig) -> str:
 
 
 def _measured(result: Mapping[str, Any]) -> list[str]:
-    parts = [(part, result[part]) for part in _PARTS if result.get(part) is not None]
+    earlier = result.get("earlier") or {}
+    found = {**result, **{f"earlier_{when}": earlier.get(when) for when in ("before", "after")}}
+    parts = [(part, found[part]) for part in _PARTS if found.get(part) is not None]
     names = [f"{part.replace('_', ', ')} ({values['examples']})" for part, values in parts]
     rows = [
         [shown, *("–" if values[name] is None else f"{values[name]:.3f}" for _, values in parts)]

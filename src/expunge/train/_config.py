@@ -24,6 +24,8 @@ class RunConfig:
         out: run folder; must not exist or be empty.
         retain: file of examples to keep; None only where the retain term has no weight.
         holdout: file of comparable examples never trained on; sets the tolerance.
+        earlier: files of examples that earlier requests made this model forget; measured, and named where they are
+            known again.
         method: masc, another method by name (`docs/methods.md`), or forget=TERM,retain=TERM.
         method_options: settings of a method other than masc: forget_weight, retain_weight, beta, …
         stop: rule (MASC's online rule ends training) or budget (a fixed number of passes); None: the rule for masc, the
@@ -65,6 +67,7 @@ class RunConfig:
     out: str
     retain: str | None = None
     holdout: str | None = None
+    earlier: tuple[str, ...] = ()
     method: str = "masc"
     method_options: dict[str, str] = field(default_factory=dict)
     stop: str | None = None
@@ -152,6 +155,9 @@ class RunConfig:
         for option in ("model", "forget", "out", "retain", "holdout", "refusals"):
             if isinstance(getattr(self, option), os.PathLike):  # a run is recorded as JSON
                 object.__setattr__(self, option, os.fspath(getattr(self, option)))
+        if isinstance(self.earlier, str | os.PathLike):
+            raise UsageError(f"earlier: found {str(self.earlier)!r}, accepted is a list of files")
+        object.__setattr__(self, "earlier", tuple(map(_path, self.earlier or ())))
         for option in ("model", "forget", "out", "preset", "template"):
             text(option, getattr(self, option))
         for option in ("retain", "holdout", "device", "refusals"):
@@ -216,6 +222,12 @@ class RunConfig:
             if values.get(name) is not None:
                 values[name] = kind(**_known(kind, name, values[name]))
         return cls(**_known(cls, "config", values))
+
+
+def _path(value: object) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"earlier: found {value!r}, accepted is a list of files")
+    return os.fspath(value)
 
 
 def _known(kind: type, where: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,14 @@ class Evaluation:
     Attributes:
         answers: of the samples, by name of the file.
         forget_table: of the last evaluation; None before the first.
+        earlier_table: the same of what was forgotten before; None without such files.
     """
 
     def __init__(self, config: RunConfig, masc: MascSettings, data: Data, folder: RunFolder, watch: Watch) -> None:
         self.config, self.masc, self.data, self.folder, self.watch = config, masc, data, folder, watch
         self.answers: dict[str, list[Answer]] = {}
         self.forget_table: ScoreTable | None = None
+        self.earlier_table: ScoreTable | None = None
 
     def score(self, loaded: LoadedModel, part: Part, stage: str, rows: list[int] | None = None) -> ScoreTable:
         """Score the rows of a file, or some of them."""
@@ -65,8 +67,8 @@ class Evaluation:
 
     def evaluate(self, loaded: LoadedModel, when: str) -> dict[str, Summary | None]:
         """Score all forget rows and a sample of the others, and generate the answers of a sample of each."""
-        found: dict[str, Summary | None] = {"retain": None}
-        for part in (self.data.forget, self.data.retain):
+        found: dict[str, Summary | None] = {"retain": None, "earlier": None}
+        for part in (self.data.forget, self.data.retain, self.data.earlier):
             if part is None:
                 continue
             rows = list(range(len(part.corpus.rows)))
@@ -81,13 +83,17 @@ class Evaluation:
             table = scores.rows
             if part.name == "forget":
                 self.forget_table = table
+            elif part.name == "earlier":
+                self.earlier_table = table
             try:
                 table.to_parquet(folder / f"{part.name}-{when}.parquet")
                 if scores.tokens is not None:
                     scores.tokens.to_parquet(folder / f"{part.name}-{when}-tokens.parquet")
             except OSError as error:
                 raise RunError(f"scores: cannot write to {self.folder.path}: {error.strerror or error}") from None
-            found[part.name] = summarise_scores(table, self._generate(loaded, part, when))
+            # What was forgotten before is measured, not asked for again.
+            asked = [] if part.name == "earlier" else self._generate(loaded, part, when)
+            found[part.name] = summarise_scores(table, asked)
         return found
 
     def _generate(self, loaded: LoadedModel, part: Part, when: str) -> list[float | None]:

@@ -85,6 +85,7 @@ class Data:
         forget: to be forgotten.
         retain: to be kept.
         holdout: comparable, and never trained on.
+        earlier: forgotten before; measured only.
         report: duplicates and overlap of the first two.
         refusals: by name of the file, the same questions with refusals as answers; where a term of the method asks.
     """
@@ -94,6 +95,7 @@ class Data:
     holdout: Part | None
     report: DataReport | None
     refusals: dict[str, Part] = dataclasses.field(default_factory=dict)
+    earlier: Part | None = None
 
     def run(self) -> list[Part]:
         """The parts whose rows are run in training, in the order of the runner's rows."""
@@ -102,7 +104,7 @@ class Data:
     def counts(self) -> dict[str, Any]:
         """What was read, dropped and cut, for the log and the terminal."""
         found: dict[str, Any] = {}
-        for part in (self.forget, self.retain, self.holdout, *self.refusals.values()):
+        for part in (self.forget, self.retain, self.holdout, self.earlier, *self.refusals.values()):
             if part is not None:
                 found[part.name] = {
                     "records": len(part.records),
@@ -155,7 +157,24 @@ def read_data(config: RunConfig) -> Data:
         check_pair(forget.records, holdout.records, names=("forget", "holdout"))
         if retain is not None:
             check_pair(retain.records, holdout.records, names=("retain", "holdout"))
-    return Data(forget, retain, holdout, report, _refusals(config, forget, retain))
+    refusals = _refusals(config, forget, retain)
+    return Data(forget, retain, holdout, report, refusals, _earlier(config, forget, retain))
+
+
+def _earlier(config: RunConfig, forget: Part, retain: Part | None) -> Part | None:
+    """What was forgotten before, in one part; ids begin with the number of the file where there are several."""
+    if not config.earlier:
+        return None
+    records: list[Record] = []
+    for number, source in enumerate(config.earlier, start=1):
+        found = _read(config, source, "earlier").records
+        several = len(config.earlier) > 1
+        records += [dataclasses.replace(one, id=f"{number}/{one.id}") if several else one for one in found]
+    check_pair(forget.records, records, names=("forget", "earlier"))
+    if retain is not None:
+        # NOTE: a retain file that still has them would teach them again.
+        check_pair(retain.records, records, names=("retain", "earlier"), allow_overlap=config.allow_overlap)
+    return Part("earlier", records, Corpus((), (), 0))
 
 
 def _refusals(config: RunConfig, forget: Part, retain: Part | None) -> dict[str, Part]:
@@ -215,7 +234,12 @@ def encode_data(data: Data, tokenizer: Any, config: RunConfig) -> Data:
         if len(part.corpus.rows) != len(part.records):
             raise UsageError(f"refusals: {len(part.records) - len(part.corpus.rows)} to {name} have no labelled token")
     return dataclasses.replace(
-        data, forget=forget, retain=encoded(data.retain), holdout=encoded(data.holdout), refusals=refusals
+        data,
+        forget=forget,
+        retain=encoded(data.retain),
+        holdout=encoded(data.holdout),
+        refusals=refusals,
+        earlier=encoded(data.earlier),
     )
 
 
@@ -251,7 +275,7 @@ def check_lengths(model: Any, data: Data) -> None:
         UsageError: a row is longer.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for part in (data.forget, data.retain, data.holdout):
+    for part in (data.forget, data.retain, data.holdout, data.earlier):
         longest = 0 if part is None else max(len(row.input_ids) for row in part.corpus.rows)
         if part is not None and limit is not None and longest > limit:
             raise UsageError(

@@ -66,7 +66,7 @@ def check_same(saved: dict[str, Any], loaded: LoadedModel, data: Data, source: s
     if saved["weights"] != loaded.fingerprint:
         raise UsageError(f"resume: the weights of {source} are not those the run was started with")
     now = data.counts()
-    for name in ("forget", "retain", "holdout"):
+    for name in ("forget", "retain", "holdout", "earlier"):
         if (now.get(name) or {}).get("fingerprint") != (saved["data"].get(name) or {}).get("fingerprint"):
             raise UsageError(f"resume: the {name} data are not those the run was started with")
 

@@ -67,6 +67,21 @@ def summarise_scores(table: ScoreTable, rouge: Sequence[float | None]) -> Summar
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """What became of the examples that earlier requests made the model forget.
+
+    Attributes:
+        before: means over them before this run.
+        after: the same of the saved model.
+        back: ids of those that were within the tolerance before and are above it now by more than their sampling error.
+    """
+
+    before: Summary
+    after: Summary
+    back: list[str]
+
+
+@dataclass(frozen=True)
 class UnlearnResult:
     """The outcome of a run.
 
@@ -87,6 +102,7 @@ class UnlearnResult:
         retain_after: the same of the saved model.
         max_logit_error: largest difference of logits between the saved model, loaded again, and the one in memory.
         fingerprint: of the saved weights.
+        earlier: what was forgotten before; None where no such file was given.
         notes: what the user should know.
         answers: generated answers of the samples: "forget" and "retain". In memory only, unless texts are shown.
     """
@@ -107,13 +123,14 @@ class UnlearnResult:
     retain_after: Summary | None
     max_logit_error: float
     fingerprint: str
+    earlier: Earlier | None = None
     notes: tuple[str, ...] = ()
     answers: dict[str, list[Answer]] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
-        """0: every example is forgotten; 3: the budget ran out before."""
-        return 0 if self.forgotten else 3
+        """0: every example is forgotten; 3: the budget ran out before, or one of an earlier request is known again."""
+        return 0 if self.forgotten and not (self.earlier and self.earlier.back) else 3
 
     @property
     def unlearn_seconds(self) -> float:
@@ -132,6 +149,9 @@ class UnlearnResult:
         try:
             for name in means:
                 found[name] = None if found[name] is None else Summary(**found[name])
+            if found.get("earlier") is not None:
+                earlier = found["earlier"]
+                found["earlier"] = Earlier(Summary(**earlier["before"]), Summary(**earlier["after"]), earlier["back"])
             return cls(**found | {"notes": tuple(found["notes"])})
         except (KeyError, TypeError) as error:
             raise UsageError(f"result: found one of another version ({error}), accepted is one of this one") from None

@@ -24,12 +24,13 @@ from expunge.lm import (
     save_model,
 )
 from expunge.objectives import MascSettings
+from expunge.scoring import ScoreTable
 from expunge.stopping import left_over
 from expunge.train._arithmetic import base_weights, subtract_tuning
 from expunge.train._card import new_card, write_card
 from expunge.train._config import RunConfig
 from expunge.train._evaluate import Evaluation
-from expunge.train._folder import LOG, MODEL, RESULT, RunFolder
+from expunge.train._folder import LOG, MODEL, RESULT, SCORES, RunFolder
 from expunge.train._log import RunLog
 from expunge.train._loop import UnlearningLoop
 from expunge.train._plan import check_plan, plan_run
@@ -43,7 +44,7 @@ from expunge.train._prepare import (
 )
 from expunge.train._progress import Progress, Watch
 from expunge.train._record import check_same, describe_run
-from expunge.train._result import Summary, UnlearnResult
+from expunge.train._result import Earlier, Summary, UnlearnResult
 from expunge.train._state import StepError, StepReport
 from expunge.train._track import Tracker, check_tracker, result_numbers
 
@@ -441,6 +442,7 @@ class _Run:
             reason = f"stopped at step {state.stopped_at}: every example is forgotten"
         if left and not state.rest:
             reason = f"{len(left)} examples are above the tolerance in the saved model, though not in training"
+        earlier = self._earlier(before, after)
         assert before["forget"] is not None
         assert after["forget"] is not None
         result = UnlearnResult(
@@ -460,13 +462,25 @@ class _Run:
             retain_after=after["retain"],
             max_logit_error=saved.max_logit_error,
             fingerprint=saved.fingerprint,
-            notes=(*self.loaded.notes, *self.notes, *saved.warnings, *self._advice()),
+            earlier=earlier,
+            notes=(*self.loaded.notes, *self.notes, *saved.warnings, *self._advice(), *_known_again(earlier)),
             answers=self.evaluation.answers,
         )
         write_card(self.folder.path, result=result.to_dict(texts=False))
         self.folder.write_json(RESULT, result.to_dict(texts=self.config.show_text))
         self.folder.checkpoints.drop()
         return result
+
+    def _earlier(self, before: dict[str, Summary | None], after: dict[str, Summary | None]) -> Earlier | None:
+        """What became of what was forgotten before."""
+        then, now, table = before.get("earlier"), after["earlier"], self.evaluation.earlier_table
+        if then is None or now is None or table is None:
+            return None
+        alpha = self.masc.tolerance
+        assert alpha is not None
+        was = ScoreTable.from_parquet(self.folder.path / SCORES / "earlier-before.parquet")
+        known, above = (set(left_over(one.values("violation"), one.values("tokens"), alpha)) for one in (was, table))
+        return Earlier(then, now, [table.values("id")[row] for row in sorted(above - known)])
 
     def _advice(self) -> tuple[str, ...]:
         """What would have made the numbers surer."""
@@ -508,3 +522,13 @@ class _Run:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def _known_again(earlier: Earlier | None) -> tuple[str, ...]:
+    if earlier is None or not earlier.back:
+        return ()
+    shown = ", ".join(earlier.back[:20]) + (f" and {len(earlier.back) - 20} more" if len(earlier.back) > 20 else "")
+    return (
+        f"{len(earlier.back)} of {earlier.after.examples} examples of earlier requests are known again (ids): {shown}; "
+        "a run with their files as --forget removes them",
+    )

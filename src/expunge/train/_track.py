@@ -17,7 +17,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 # The others have no course, and a plan names folders.
 _EVENTS = ("step", "look", "measure", "result")
 # Places, and what may hold words of the data.
-_UNTOLD = ("forget", "retain", "holdout", "out", "refusals", "columns", "template", "system", "track")
+_UNTOLD = ("forget", "retain", "holdout", "earlier", "out", "refusals", "columns", "template", "system", "track")
 
 
 def check_tracker(name: str | None) -> None:
